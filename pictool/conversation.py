@@ -108,7 +108,10 @@ class Conversation:
         return replace(self._spec, query=question)
 
     def _forget_oldest(self) -> None:
-        """Drop the earliest questions and answers while all of them are long."""
+        """Drop the earliest questions and answers if all are long: so many that the rest stays a prefix for a while."""
         model = self._engine.model
-        while sum(len(model.encode(one.content)) for one in self._messages) > model.max_positions // _HISTORY:
-            del self._messages[:2]
+        sizes = [len(model.encode(one.content)) for one in self._messages]
+        most = model.max_positions // _HISTORY
+        while sizes and sum(sizes) > most:
+            del self._messages[:2], sizes[:2]
+            most = model.max_positions // _HISTORY // 2

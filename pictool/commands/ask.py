@@ -75,6 +75,8 @@ def run_ask(
     with engine_type(model, store) as running, fetching_ends_with_an_error(store):
         if compile_all:
             compile_all_of(running, [passage.chunk(model) for passage in library.passages], spec.objects_for(model))
+        if is_conversation:
+            running.keep_prefixes()
         conversation = Conversation(running, library, spec, num_passages)
         if question is not None:
             ask(conversation, question, as_json)

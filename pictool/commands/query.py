@@ -114,7 +114,7 @@ class QueryOptions:
     codec: CodecOption = None
     pool: Annotated[
         Optional[str],
-        option("--pool", "SIZE", "Keep up to SIZE of KV on the device between calls, as 500M (0; torch only).", MODEL),
+        option("--pool", "SIZE", "Keep up to SIZE of spans' KV on the device, as 500M (prefixes; torch only).", MODEL),
     ] = None
 
     def check(self) -> None:
@@ -201,7 +201,14 @@ def run_query(
     quiet_libraries()
     store = open_store(settings)
     with ExitStack() as running:
-        engines = Engines(lambda of: running.enter_context(engine_type(open_model(of), store, **pool)), settings)
+
+        def start(of: Settings) -> Engine:
+            started = running.enter_context(engine_type(open_model(of), store, **pool))
+            if output.trace is None:  # a trace shows what the policy computes
+                started.keep_prefixes()
+            return started
+
+        engines = Engines(start, settings)
         run(engines, run_options, output=output)
     store.drain()
 

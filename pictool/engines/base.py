@@ -227,6 +227,9 @@ class Engine(ABC):
     def close(self) -> None:  # noqa: B027 (most engines hold nothing)
         """Give back what the engine holds."""
 
+    def keep_prefixes(self) -> None:  # noqa: B027 (others do it anyway, or cannot)
+        """Let what is computed stay, for the next prompts that begin in the same way, if it does not anyway."""
+
     @classmethod  # noqa: B027 (most engines need nothing)
     def require_installed(cls) -> None:
         """Raise InputError, with the remedy, if a package that the engine needs is not installed."""

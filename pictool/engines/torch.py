@@ -32,18 +32,21 @@ class TorchEngine(Engine):
     )
 
     def __init__(
-        self, model: Model, store: Store, pool_bytes: int = 0, residents: ResidentObjects | None = None,
-        prefixes: bool = True,
-    ) -> None:  # fmt: skip
-        """`residents`: those of a pool that engines of one model share; None: of one of its own, of `pool_bytes`.
-
-        `prefixes`: as of `link`.
-        """
+        self, model: Model, store: Store, pool_bytes: int = 0, residents: ResidentObjects | None = None
+    ) -> None:
+        """`residents`: those of a pool that engines of one model share; None: of one of its own, of `pool_bytes`."""
         from pictool.linker.residency import ResidentObjects
 
         super().__init__(model, store, pool_bytes)
-        self._prefixes = prefixes
         self.residents = ResidentObjects(model, pool_bytes) if pool_bytes and residents is None else residents
+
+    def keep_prefixes(self) -> None:
+        from pictool.linker.residency import ResidentObjects
+        from pictool.runtime.memory.pool import default_pool_bytes
+
+        num_bytes = default_pool_bytes(self.model) if self.residents is None and "pool" in self.supports else 0
+        if num_bytes:
+            self.residents = ResidentObjects(self.model, num_bytes, keeps_prefixes=True)
 
     def compile(
         self,
@@ -59,21 +62,22 @@ class TorchEngine(Engine):
         )  # fmt: skip
 
     def link(
-        self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None, stage: Stage = no_stage
-    ) -> LinkResult:
-        """See `Engine.link`; `stage` surrounds each stage of the link, and may end it."""
+        self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None, stage: Stage = no_stage,
+        prefixes: bool = True,
+    ) -> LinkResult:  # fmt: skip
+        """See `Engine.link`; `stage` surrounds each stage of the link, and may end it. `prefixes`: as of `link`."""
         from pictool.linker.link import link
 
         return _result(
             link(
                 self.model, self.store, spec, stage=stage, on_compile=on_compile, residents=self.residents,
-                prefixes=self._prefixes,
+                prefixes=prefixes,
             )
         )  # fmt: skip
 
     def link_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, LinkResult | PicError]]:
-        """See `Engine.link_all`. From a pool they are linked in batches."""
-        if self.residents is None:
+        """See `Engine.link_all`. From a pool of objects alone they are linked in batches."""
+        if self.residents is None or self.residents.keeps_prefixes:
             return super().link_all(specs)
         from pictool.linker.batch import link_batches
 
@@ -87,11 +91,11 @@ class TorchEngine(Engine):
         self, spec: Spec, *, on_text: Callable[[str], None] | None = None,
         on_compile: Callable[[Compiled], None] | None = None, wants_logits: bool = True,
     ) -> Answer:  # fmt: skip
-        result = self.link(spec, on_compile=on_compile)
+        result = self.link(spec, on_compile=on_compile, prefixes=not wants_logits)  # what is compared is fresh
         return self._decode(spec, result, on_text)
 
     def answer_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Answer | PicError]]:
-        if self.residents is None:
+        if self.residents is None or self.residents.keeps_prefixes:
             return super().answer_all(specs)
 
         def answer(linked: tuple[int, LinkResult | PicError]) -> tuple[int, Answer | PicError]:

@@ -13,6 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pictool.compiler.chunking import encode_within
 from pictool.core import Chunk, Layout, RowMask
 from pictool.errors import InputError, NotFiniteError, ObjectError
@@ -156,9 +158,7 @@ def prepare(
     # Lay out: where everything is in the prompt.
     prompt_parts = lay_out_spec(model, store, spec, opened)
     # Find a prefix: what earlier prompts computed; documents in it are not linked.
-    prefix = _find_prefix(model, policy, prompt_parts, residents)
-    if prefix is not None:
-        prompt_parts = prompt_parts.after(prefix.exact_end)
+    prompt_parts, prefix = _find_prefix(model, store, policy, prompt_parts, residents)
     prompt = Prompt(model, prompt_parts.layout, prompt_parts.texts, stage=stage)
 
     # Select: the rows, so that only objects of which something is reused are opened. A policy that reads from
@@ -177,14 +177,19 @@ def prepare(
 
 
 def _find_prefix(
-    model: Model, policy: Policy, prompt_parts: PromptParts, residents: ResidentObjects | None
-) -> FoundPrefix | None:
-    """What a prompt reuses of earlier ones; None if it reuses none, nor is to be reused itself."""
+    model: Model, store: Store, policy: Policy, prompt_parts: PromptParts, residents: ResidentObjects | None
+) -> tuple[PromptParts, FoundPrefix | None]:
+    """What a prompt reuses of earlier ones, and the parts that it links beside that; None if it reuses none, nor is to
+    be reused itself. A head that the store lacks is computed: it is the next prompt's prefix then."""
     if residents is None or not residents.keeps_prefixes or policy.needs.chain_block or model.own_link is not None:
-        return None
-    layout = prompt_parts.layout
-    spans = linked_spans(model, policy, prompt_parts.parts, layout)
-    return residents.find_prefix(model.salt, layout, spans, policy.needs.is_local)
+        return prompt_parts, None
+    head = prompt_parts.parts[0]
+    if head.has_object and head.file is None and not store.path(head.key(model)).exists():
+        prompt_parts = prompt_parts.without_objects([0])
+    spans = linked_spans(model, policy, prompt_parts.parts, prompt_parts.layout)
+    prefix = residents.find_prefix(model.salt, prompt_parts.layout, spans, policy.needs.is_local)
+    starts = prompt_parts.layout.starts[:-1]
+    return prompt_parts.without_objects([i for i, start in enumerate(starts) if start < prefix.exact_end]), prefix
 
 
 def reserve_alone(prepared: PreparedLink, residents: ResidentObjects | None) -> Reservation:
@@ -247,11 +252,18 @@ class PromptParts:
     parts: tuple[Part, ...]
     required: RowMask | None = None
 
-    def after(self, exact_end: int) -> PromptParts:
-        """The same without the objects of parts that begin before a token."""
-        spans = zip(self.parts, (self.layout.head, *self.layout.chunks), strict=True)
-        parts = tuple(part if start >= exact_end else replace(part, has_object=False) for part, (start, _) in spans)
-        return replace(self, parts=parts)
+    def without_objects(self, indices: Sequence[int]) -> PromptParts:
+        """The same, with these parts computed."""
+        if not indices:
+            return self
+        parts, required = list(self.parts), np.zeros(self.layout.num_context, dtype=bool)
+        if self.required is not None:
+            required |= self.required
+        for index in indices:
+            parts[index] = replace(parts[index], has_object=False)
+            start, end = (self.layout.head, *self.layout.chunks)[index]
+            required[start:end] = True
+        return replace(self, parts=tuple(parts), required=required)
 
 
 def lay_out_spec(model: Model, store: Store, spec: Spec, opened: ExitStack) -> PromptParts:

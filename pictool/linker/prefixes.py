@@ -227,9 +227,9 @@ class PrefixIndex:
         most = (layout.num_tokens - 1) // BLOCK  # blocks: the last token is always computed
         exact = self.find(BlockChain(salt).extend(layout.tokens).keys[:most])
         end = exact[-1].position + exact[-1].length if exact else 0
-        for span in reversed(spans):
-            if span.start < end < span.end:  # it is linked as a whole
-                end = span.start // BLOCK * BLOCK
+        cut = next((span for span in spans if span.start < end < span.end), None)
+        if cut is not None:  # it is linked as a whole; one before it that ends in the same block is not
+            end = cut.start // BLOCK * BLOCK
         linked = [span for span in spans if span.start >= end]
         chain = BlockChain(salt, linked, linked[0].start if linked and not is_local else None).extend(layout.tokens)
         rows, last = np.zeros(layout.num_tokens, dtype=bool), 0

@@ -86,7 +86,7 @@ class PoolUse:
             "has_room": self.has_room, "resident": self.resident, "stayed": self.stayed, "loaded": self.loaded,
             "shared": self.shared, "requests": self.requests, "moved": moved.tokens, "moves": moved.moves,
             "duplicates": moved.duplicates, "scratch": moved.buffer, "scratch_bytes": moved.scratch_bytes,
-            "tokens_per_ms": moved.tokens_per_ms,
+            "tokens_per_ms": moved.tokens_per_ms, "prefix": self.prefix,
         }  # fmt: skip
 
 

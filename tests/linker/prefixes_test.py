@@ -227,6 +227,22 @@ def test_a_prefix_that_ends_in_a_document_leaves_it_to_be_linked(store: Store) -
     torch.testing.assert_close(linked.image.logits, plain.image.logits, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["naive", "legolink", "cacheblend"])
+def test_tokens_between_a_prefix_and_a_document_are_computed(name: str, store: Store) -> None:
+    """The prefix ends in the second document; the end of the first one is in the block in which the second begins."""
+    model, rng, policy = subject("llama").model, random.Random(9), default_policy(name)
+    documents = make_chunks((29, 40))
+    one, two = (compiled(model, store, len(document)) for document in documents)
+    pool = pool_of(model, 3 * (200 + GROWTH))
+    tokens = [*drawn(rng, 40), *documents[0].tokens, *documents[1].tokens, *drawn(rng, 9)]
+    ask(model, store, tokens[:97], pool)
+    linked = ask(model, store, tokens, pool, policy, (at(one, 40), at(two, 69)))
+    assert prefix_of(linked) == 64 and linked.exact_end == 64
+    exact = ask(model, store, tokens, None)
+    for layer in range(3):
+        torch.testing.assert_close(linked.image.key(layer)[:, :, :69], exact.image.key(layer)[:, :, :69])
+
+
 def test_documents_and_prefixes_are_evicted_in_one_order(store: Store) -> None:
     model, rng, naive = subject("llama").model, random.Random(5), make_policy("naive")
     match, pool = compiled(model, store, 40), pool_of(model, GROWTH + 170)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import re
+import shutil
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +24,7 @@ from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.prompts.learning import Repeats, paragraphs, texts_of_body
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.store import Store
-from serve.live import DOCS, Live, serving, text_of, until
+from serve.live import DOCS, TEMPLATE, Live, serving, text_of, tiny_model, until
 
 A, B = ("\n\n".join(doc.strip() for doc in order) for order in (DOCS * 2, DOCS[::-1]))
 KEYS = Keys({"key-of-a": Tenant("a", "salt of a"), "key-of-b": Tenant("b", "salt of b")})
@@ -111,6 +116,47 @@ def test_a_repeated_text_is_compiled_after_the_answer_and_then_linked(model: Mod
         exact = ask(live, A, "Where?", pic={"policy": "full"})
         assert text_of(ask(live, A, "Where?", pic={"policy": "legolink-4096"})) == text_of(exact)
         assert f"pic_learned_bytes_total {float(learned)}" in live.client.get("/metrics").text
+
+
+EDITS: dict[str, Callable[[list[str]], list[str]]] = {
+    "drop": lambda said: said[1:],
+    "trim": lambda said: [said[0][: len(said[0]) // 2], *said[1:]],
+    "insert": lambda said: [said[0], "So it is.", *said[1:]],
+    "reorder": lambda said: [said[1], said[0], said[2]],
+    "compact": lambda said: ["In short: quiet.", said[2]],
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_messages_of_an_edited_history_are_linked_and_nothing_of_their_old_context_is(
+    edit: str, tmp_path: Path
+) -> None:
+    """After the exact prefix come objects of the messages, compiled alone: a server that never saw the old history
+    gives the same, and so does full recompute once all their tokens are computed."""
+    rng, templated = random.Random(edit), tiny_model(TEMPLATE)
+    said = [" ".join(rng.choices(tiny.TEXT.split(), k=40)) for _ in range(3)]
+    more: dict[str, Any] = {"logprobs": True, "top_logprobs": 20}
+    history, edited = (
+        [{"role": "system", "content": "You are."}, *({"role": "user", "content": text} for text in texts)]
+        for texts in (said, EDITS[edit](said))
+    )
+    with serving(templated, Store(tmp_path / "store"), settings=replace(settings(1 << 30), pool_bytes=None)) as live:
+        for _ in range(3):
+            live.chat("", messages=history)
+            settled(live)
+        shutil.copytree(tmp_path / "store", tmp_path / "other")
+        first = live.chat("", messages=edited, **more)
+        exact = live.chat("", messages=edited, pic={"policy": "full"}, **more)
+        moved = live.chat("", messages=edited, pic={"policy": "legolink-4096"}, **more)
+    with serving(templated, Store(tmp_path / "other"), settings=settings(0)) as live:
+        other = live.chat("", messages=edited, **more)
+    assert first["pic"]["linked_tokens"] > 60 and first["pic"]["source"] == "recognised"
+    for a, b in ((first, other), (moved, exact)):
+        assert text_of(a) == text_of(b) and logprobs(a) == pytest.approx(logprobs(b), abs=1e-3)
+
+
+def logprobs(answer: Any) -> list[float]:
+    return [top["logprob"] for top in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]]
 
 
 @pytest.mark.parametrize("budget", [0, 1])

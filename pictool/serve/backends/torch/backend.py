@@ -213,7 +213,7 @@ class TorchBackend(Backend):
         require_offered(spec.policy, self._settings.policy, self._settings.allowed)
 
         def work(task: EngineTask, send: Send) -> None:
-            engine = ServedEngine(self.engine_of(tenant), task, self._settings.max_tokens, prefixes=not compares)
+            engine = ServedEngine(self.engine_of(tenant), task, self._settings.max_tokens)
             answer = engine.answer(
                 _with_chunks(engine.model, with_objects(spec, self._store, engine.model.salt), task), compare=compares,
                 on_text=lambda text: send({"text": text}), on_compile=lambda done: send(compiled_event(done)),

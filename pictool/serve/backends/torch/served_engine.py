@@ -26,13 +26,10 @@ class ServedEngine(TorchEngine):
     Args:
         engine: whose model, store and pool it works with.
         max_tokens: of an answer at most; None: no limit beside the request's own.
-        prefixes: as of `link`.
     """
 
-    def __init__(
-        self, engine: TorchEngine, task: EngineTask, max_tokens: int | None = None, prefixes: bool = True
-    ) -> None:
-        super().__init__(engine.model, engine.store, residents=engine.residents, prefixes=prefixes)
+    def __init__(self, engine: TorchEngine, task: EngineTask, max_tokens: int | None = None) -> None:
+        super().__init__(engine.model, engine.store, residents=engine.residents)
         self._task, self._max_tokens, self._has_answered = task, max_tokens, False
 
     def compile(
@@ -48,14 +45,15 @@ class ServedEngine(TorchEngine):
         return super().compile(chunks, options, force=force, probe_model=probe_model, on_done=report)
 
     def link(
-        self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None, stage: Stage | None = None
-    ) -> LinkResult:
+        self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None, stage: Stage | None = None,
+        prefixes: bool = True,
+    ) -> LinkResult:  # fmt: skip
         def report(compiled: Compiled) -> None:
             if on_compile is not None:
                 on_compile(compiled)
             self._task.checkpoint(ends_turn=True)
 
-        return super().link(spec, on_compile=report, stage=stage or stage_of(self._task))
+        return super().link(spec, on_compile=report, stage=stage or stage_of(self._task), prefixes=prefixes)
 
     def run(
         self, spec: Spec, *, on_text: Callable[[str], None] | None = None,
