@@ -46,7 +46,7 @@ def test_help_fits_80_columns_and_has_an_example(command: list[str]) -> None:
 
 @pytest.mark.parametrize("command", every_command(), ids=" ".join)
 def test_no_option_s_help_names_a_policy(command: list[str]) -> None:
-    """A list of them would leave out those of other packages; `full` and `prefix` are words, too, and naive is a baseline."""
+    """A list would leave out those of other packages; `full` and `prefix` are words, too, and naive is a baseline."""
     _, options = pic(*command, "--help").out.split("\nOptions:\n")
     named = [name for name in policies() if re.search(rf"(?<![\w-]){name}(?![\w-])", options)]
     assert set(named) <= {"full", "naive", "prefix"}
