@@ -16,6 +16,7 @@ highest of eight.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -104,6 +105,8 @@ class Tally:
 
 def old_objects(model: Model, store: Store, head: Sequence[int], chunks: Sequence[Chunk]) -> None:
     """Put the KV of a history's messages, as it is in its context, in place of their objects."""
+    if not chunks:
+        return
     ids = [*head, *(token for chunk in chunks for token in chunk.tokens)]
     stack, tokens = model.stack, torch.tensor([ids])
     cache = CapturingCache(stack, tables := stack.rotary_tables(torch.arange(len(ids))))
@@ -235,13 +238,16 @@ def main() -> None:
     parser.add_argument("--k", default="0,16", help="tokens of a moved message that are computed again")
     options = parser.parse_args()
     chosen = [one for one in subjects() if not options.models or one.name in options.models.split(",")]
-    rows = []
+    known = json.loads(options.out.read_text())["rows"] if options.out is not None and options.out.exists() else []
+    rows = {(row["model"], row["k"]): row for row in known}  # of other models
     for subject in chosen:
         for k in map(int, options.k.split(",")):
-            rows.append({"model": subject.name, "k": k, "edits": measure(subject, options.prompts, options.size, k)})
-            print(rows[-1], flush=True)
-    if options.out is not None:
-        write_results(options.out, {"prompts": options.prompts, "size": options.size, "rows": rows})
+            edits = measure(subject, options.prompts, options.size, k)
+            rows[subject.name, k] = {"model": subject.name, "k": k, "edits": edits}
+            print(rows[subject.name, k], flush=True)
+            if options.out is not None:
+                found = {"prompts": options.prompts, "size": options.size, "rows": [*rows.values()]}
+                write_results(options.out, found)
 
 
 if __name__ == "__main__":

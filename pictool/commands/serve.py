@@ -50,8 +50,13 @@ app = make_app()
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 _CHECKS = ("exact", "refuse", "off")
 # Options that replicas do not have, and those that vLLM does not have.
-_ALONE = (("--learn", "learn"), ("--min-tokens", "min_tokens"), ("--pool", "pool"))
-_TORCH_ONLY = ("max_tokens", "codec", "pool")
+_ALONE = (
+    ("--learn", "learn"),
+    ("--min-tokens", "min_tokens"),
+    ("--pool", "pool"),
+    ("--keep-prefixes", "keep_prefixes"),
+)
+_TORCH_ONLY = ("max_tokens", "codec", "pool", "keep_prefixes")
 DEFAULT = "legolink-16"  # the policy of requests, where nobody says one
 _ACTIVE = 8  # requests that take turns; vLLM batches as many as it is set to
 _BATCHED = 64  # requests that a replica with vLLM has at once, where nobody says it
@@ -126,6 +131,10 @@ class ServeOptions:
     pool: Annotated[
         Optional[str],
         option("--pool", "SIZE", "Keep up to SIZE of KV on the device, as 500M; 0: none (1/4 of its memory).", MODEL),
+    ] = None
+    keep_prefixes: Annotated[
+        Optional[str],
+        option("--keep-prefixes", "SIZE", "Keep up to SIZE of the pool's exact prefixes on disk, too (none).", MODEL),
     ] = None
     dashboard: Annotated[
         bool, option("--dashboard", None, "Print a Grafana dashboard of the metrics, and serve nothing.", OUTPUT)
@@ -316,6 +325,7 @@ def check_choices(options: ServeOptions, settings: Settings) -> None:
     require_codec(options.codec or settings.codec)
     learned_bytes(options)
     pool_bytes(options)
+    size_of("--keep-prefixes", options.keep_prefixes)
     require_name(settings.model)
 
 
@@ -371,23 +381,26 @@ def make_backend_settings(options: ServeOptions, settings: Settings) -> BackendS
         options.active or _ACTIVE, options.max_tokens, options.min_tokens,
         codec=options.codec or settings.codec, name=options.name,
         learned_bytes=learned_bytes(options), pool_bytes=pool_bytes(options),
+        kept_bytes=size_of("--keep-prefixes", options.keep_prefixes) or 0,
     )  # fmt: skip
 
 
 def learned_bytes(options: ServeOptions) -> int:
     """The budget of --learn. Raises UsageError."""
-    from pictool.commands.console.sizes import parse_size
-
-    with of_command_line():
-        return 0 if options.learn is None else parse_size("--learn", options.learn)
+    return size_of("--learn", options.learn) or 0
 
 
 def leased_bytes(options: ServeOptions) -> int | None:
     """What --leases says. Raises UsageError."""
+    return size_of("--leases", options.leases)
+
+
+def size_of(name: str, text: str | None) -> int | None:
+    """The size that an option gives; None if it is not given. Raises UsageError."""
     from pictool.commands.console.sizes import parse_size
 
     with of_command_line():
-        return None if options.leases is None else parse_size("--leases", options.leases)
+        return None if text is None else parse_size(name, text)
 
 
 def pool_bytes(options: ServeOptions) -> int | None:

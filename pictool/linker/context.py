@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +14,10 @@ from pictool.core import FixupTable, Identity, Layout, RowMask
 from pictool.errors import NotFiniteError, ObjectError, PicError, RemoteError, StoreError, UnwritableStoreError
 from pictool.linker.loader import PlacedObject
 from pictool.linker.policies.base import Policy, Prompt, Selection
+from pictool.linker.prefixes import BLOCK
 from pictool.linker.resolve import OnCompile, Part, open_objects
 from pictool.runtime.memory.image import Image
+from pictool.runtime.memory.pool import PooledImage
 from pictool.runtime.tensors import to_bytes
 from pictool.store.files import allow_open_files
 from pictool.store.objects.chains import Chain
@@ -196,18 +198,23 @@ class ChainContext:
         self, prompt: Prompt, parts: Sequence[Part], policy: Policy, selection: Selection | None, opened: ExitStack
     ) -> ReusePlan:
         """Open the longest stored beginning: whole blocks of the context only, since the tail is always computed."""
-        model, layout = prompt.model, prompt.layout
+        self._identify(prompt.model, prompt.layout)
+        placed = self._open(opened)
+        return ReusePlan(placed, replace(prompt, cached=self._count * self._block))
+
+    def _identify(self, model: Model, layout: Layout) -> None:
         self._rotation = model.stack.rotation_id(layout.num_tokens)
         self._model, self._layout = model, layout
         self._blocks = model.target.identify_blocks(layout.tokens, self._block, self._rotation, model.salt)
         self._keys = [block.key for block in self._blocks]
         self._chain = Chain(self._store, self._keys)
+
+    def _open(self, opened: ExitStack) -> list[PlacedObject]:
         if self._limit is None:
-            self._limit = allow_open_files(layout.num_context // self._block)
+            self._limit = allow_open_files(self._layout.num_context // self._block)
         files = [opened.enter_context(file) for file in self._chain.open(self._limit)]
         self._count = next((i for i, file in enumerate(files) if not self._is_own(i, file)), len(files))
-        placed = [PlacedObject(file, i * self._block) for i, file in enumerate(files[: self._count])]
-        return ReusePlan(placed, replace(prompt, cached=self._count * self._block))
+        return [PlacedObject(file, i * self._block) for i, file in enumerate(files[: self._count])]
 
     def prepare(self, image: Image) -> None:
         """Keep keys before their rotation: those are stored."""
@@ -246,17 +253,58 @@ class ChainContext:
         )
 
     def _compiled(self, image: Image, rows: RowMask, depth: int) -> CompiledChunk:
-        start, end = depth * self._block, (depth + 1) * self._block
+        start, end = self._span(depth)
         assert image.fresh_keys is not None and rows[start:end].all()
         first = int(rows[:start].sum())  # of the block, among the computed rows
         pairs = [
             tuple(map(to_bytes, image.unrotated(layer, key[0, :, first : first + self._block], start, end)))
             for layer, key in enumerate(image.fresh_keys)
         ]
+        return self._chunk(depth, pairs)
+
+    def _span(self, depth: int) -> tuple[int, int]:
+        return depth * self._block, (depth + 1) * self._block
+
+    def _chunk(self, depth: int, pairs: list[tuple[memoryview, ...]]) -> CompiledChunk:
         parent = self._keys[depth - 1] if depth else ""
         meta = ObjectMeta(
             self._keys[depth], self._model.target, self._block, 0, _CHAIN_CODEC, parent=parent,
             rotation=self._rotation or None, salted=self._blocks[depth].salted,
         )  # fmt: skip
-        tokens = self._layout.tokens[start:end]
+        tokens = self._layout.tokens[slice(*self._span(depth))]
         return CompiledChunk(meta, str(self._model.tokenizer.decode(tokens.tolist())), tokens, pairs)
+
+
+class KeptChain(ChainContext):
+    """Exact prefixes of a pool on disk, as the same chains: read into an image's region, and written from it."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store, BLOCK)
+
+    def open_after(self, model: Model, layout: Layout, start: int, opened: ExitStack) -> list[PlacedObject]:
+        """The stored blocks of a prompt from token `start` on, none if the first is not there."""
+        self._identify(model, layout)
+        self._count, first = 0, start // self._block
+        if first >= len(self._keys) or not self._chain.has(first):
+            return []
+        return [part for part in self._open(opened) if part.start >= start]
+
+    def keep_image(self, model: Model, image: PooledImage, checkpoint: Callable[[], None]) -> None:
+        """Store the blocks of a prompt and its answer up to the first that a linked part is in; warns as `keep`.
+
+        Args:
+            checkpoint: called after each block that is written.
+        """
+        model.require_storable()
+        self._identify(model, Layout.of(image.raw_tokens, [], []))
+        try:
+            for depth in range(len(self._keys)):
+                if self._chain.has(depth):
+                    continue
+                layers = range(image.stack.num_layers)
+                pairs = [tuple(map(to_bytes, image.raw(layer, *self._span(depth)))) for layer in layers]
+                if not self._chain.put(depth, self._chunk(depth, pairs)):
+                    return
+                checkpoint()
+        except StoreError as error:
+            self._store.on_warning(f"a prefix is not kept: {error}")

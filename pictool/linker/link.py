@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -18,10 +18,10 @@ import numpy as np
 from pictool.compiler.chunking import encode_within
 from pictool.core import Chunk, Layout, RowMask
 from pictool.errors import InputError, NotFiniteError, ObjectError
-from pictool.linker.context import Context, ReusePlan, context_of
+from pictool.linker.context import Context, KeptChain, ReusePlan, context_of
 from pictool.linker.cuts import round_to_cuts
 from pictool.linker.fusor import Fusor
-from pictool.linker.loader import Loader
+from pictool.linker.loader import Loader, PlacedObject
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Stage, no_stage
 from pictool.linker.prefixes import FoundPrefix, PrefixLostError, linked_spans
 from pictool.linker.residency import PoolUse, Reservation, ResidentObjects
@@ -29,6 +29,7 @@ from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents
 from pictool.linker.spec import Spec
 from pictool.runtime.device import synchronize
 from pictool.runtime.memory.image import Image
+from pictool.runtime.memory.pool import PooledImage
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -99,11 +100,12 @@ def link(
     """
     clock = start_clock(model, spec)
     residents = residents if model.geometry.states is None else None  # a pool holds no states
-    context = context_of(store, spec.policy, on_compile)
+    context, keeping = context_of(store, spec.policy, on_compile), residents if prefixes else None
+    kept = KeptChain(keeping.kept) if keeping is not None and keeping.kept is not None else None
     while True:
         try:
             with ExitStack() as opened:
-                prepared = prepare(model, store, spec, context, clock, stage, opened, residents if prefixes else None)
+                prepared = prepare(model, store, spec, context, clock, stage, opened, keeping, kept)
                 if model.own_link is not None:
                     linked: Linked = model.own_link(prepared)
                     return linked
@@ -111,9 +113,17 @@ def link(
         except PrefixLostError:  # it was evicted while documents were compiled
             clock.load_s += clock.lap()
         except (ObjectError, NotFiniteError) as error:  # something turned out damaged, or lost, while it was read
-            if not context.recover(error):
+            if not context.recover(error) and (kept is None or not kept.recover(error)):
                 raise
             clock.load_s += clock.lap()
+
+
+def keep_prefix(
+    model: Model, linked: Linked, residents: ResidentObjects | None, checkpoint: Callable[[], None] = lambda: None
+) -> None:  # fmt: skip
+    """Keep the exact prefix of a prompt and its answer on disk, if the pool keeps prefixes there."""
+    if residents is not None and residents.kept is not None and isinstance(linked.image, PooledImage):
+        KeptChain(residents.kept).keep_image(model, linked.image, checkpoint)
 
 
 def start_clock(model: Model, spec: Spec) -> LinkTimer:
@@ -138,6 +148,7 @@ class PreparedLink:
     context: Context
     clock: LinkTimer
     prefix: FoundPrefix | None = None
+    restored: Sequence[PlacedObject] = ()
 
     @property
     def wants_pool(self) -> bool:
@@ -147,18 +158,18 @@ class PreparedLink:
 
 def prepare(
     model: Model, store: Store, spec: Spec, context: Context, clock: LinkTimer, stage: Stage, opened: ExitStack,
-    residents: ResidentObjects | None = None,
+    residents: ResidentObjects | None = None, kept: KeptChain | None = None,
 ) -> PreparedLink:  # fmt: skip
     """The passes of a link before it has an image. Objects are open until `opened` is closed.
 
-    `residents` are those whose prefixes it reuses.
+    `residents` are those whose prefixes it reuses, and `kept` has those on disk.
     """
     policy = spec.policy
     # Resolve: every document is parts with tokens; objects that documents name are open from here on.
     # Lay out: where everything is in the prompt.
     prompt_parts = lay_out_spec(model, store, spec, opened)
     # Find a prefix: what earlier prompts computed; documents in it are not linked.
-    prompt_parts, prefix = _find_prefix(model, store, policy, prompt_parts, residents)
+    prompt_parts, prefix, restored = _find_prefix(model, store, policy, prompt_parts, opened, residents, kept)
     prompt = Prompt(model, prompt_parts.layout, prompt_parts.texts, stage=stage)
 
     # Select: the rows, so that only objects of which something is reused are opened. A policy that reads from
@@ -173,23 +184,29 @@ def prepare(
         reused, selection = round_to_cuts(reused, selection or policy.select(prompt), policy, store.on_warning)
     clock.exclude(reused.compile_s)
     clock.load_s += clock.lap()
-    return PreparedLink(store, policy, prompt_parts, prompt, selection, reused, context, clock, prefix)
+    return PreparedLink(store, policy, prompt_parts, prompt, selection, reused, context, clock, prefix, restored)
 
 
 def _find_prefix(
-    model: Model, store: Store, policy: Policy, prompt_parts: PromptParts, residents: ResidentObjects | None
-) -> tuple[PromptParts, FoundPrefix | None]:
+    model: Model, store: Store, policy: Policy, prompt_parts: PromptParts, opened: ExitStack,
+    residents: ResidentObjects | None, kept: KeptChain | None,
+) -> tuple[PromptParts, FoundPrefix | None, list[PlacedObject]]:  # fmt: skip
     """What a prompt reuses of earlier ones, and the parts that it links beside that; None if it reuses none, nor is to
     be reused itself. A head that the store lacks is computed: it is the next prompt's prefix then."""
     if residents is None or not residents.keeps_prefixes or policy.needs.chain_block or model.own_link is not None:
-        return prompt_parts, None
+        return prompt_parts, None, []
     head = prompt_parts.parts[0]
     if head.has_object and head.file is None and not store.path(head.key(model)).exists():
         prompt_parts = prompt_parts.without_objects([0])
     spans = linked_spans(model, policy, prompt_parts.parts, prompt_parts.layout)
-    prefix = residents.find_prefix(model.salt, prompt_parts.layout, spans, policy.needs.is_local)
-    starts = prompt_parts.layout.starts[:-1]
-    return prompt_parts.without_objects([i for i, start in enumerate(starts) if start < prefix.exact_end]), prefix
+    layout, restored = prompt_parts.layout, list[PlacedObject]()
+    prefix = residents.find_prefix(model.salt, layout, spans, policy.needs.is_local)
+    if kept is not None and (found := kept.open_after(model, layout, prefix.exact_end, opened)):
+        prefix = residents.find_prefix(model.salt, layout, spans, policy.needs.is_local, found[-1].end)
+        start, end = prefix.restored
+        restored = [part for part in found if start <= part.start < end]
+    computed = [index for index, start in enumerate(layout.starts[:-1]) if start < prefix.exact_end]
+    return prompt_parts.without_objects(computed), prefix, restored
 
 
 def reserve_alone(prepared: PreparedLink, residents: ResidentObjects | None) -> Reservation:
@@ -210,10 +227,11 @@ def compute(prepared: PreparedLink, reservation: Reservation) -> Linked:
     prompt_parts, reused, context = prepared.prompt_parts, prepared.reused, prepared.context
     stack, image, memory = prompt.model.stack, reservation.image, prepared.store.memory
     prefix = prepared.prefix
-    exact = None if prefix is None else prefix.rows
+    exact = None if prefix is None else prefix.exact_rows
+    reservation.restore(prepared.restored)
     clock.resume(reservation.seconds)
     context.prepare(image)
-    first = 0 if reservation.region else _first_layer(policy, stack.num_layers, selection)
+    first = 0 if reservation.region or prepared.restored else _first_layer(policy, stack.num_layers, selection)
     with Loader(image, reservation.missing, first, policy.needs.runs_model, memory, reservation.copies) as loader:
         clock.load_s += clock.lap()
         seen = reused.prompt

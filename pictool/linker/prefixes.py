@@ -142,17 +142,26 @@ class FoundPrefix:
         chain: of the prompt as it will be linked; it grows by the answer.
         keys: of the blocks that were found, and those of linked parts between them.
         exact_end: parts before this token are not linked, for the exact prefix has them.
-        rows: bool [n], those that are reused.
+        rows: bool [n], those that are reused. restored: tokens [start, end) of the exact ones that are read from disk.
     """
 
     chain: BlockChain
     keys: tuple[Key, ...]
     exact_end: int
     rows: RowMask
+    restored: tuple[int, int] = (0, 0)
 
     @property
     def num_tokens(self) -> int:
+        """Those that are in the pool."""
         return int(self.rows.sum())
+
+    @property
+    def exact_rows(self) -> RowMask:
+        """bool [n], those that are reused or read."""
+        rows = self.rows.copy()
+        rows[slice(*self.restored)] = True
+        return rows
 
 
 @dataclass
@@ -216,17 +225,19 @@ class PrefixIndex:
         return [FoundRun(first, slot, tuple(listed)) for first, slot, listed in runs]
 
     def find_prefix(
-        self, salt: str, layout: Layout, spans: Sequence[LinkedSpan], is_local: bool
+        self, salt: str, layout: Layout, spans: Sequence[LinkedSpan], is_local: bool, on_disk: int = 0
     ) -> FoundPrefix:  # fmt: skip
         """The longest exact prefix of a prompt, and what else of earlier ones was linked in the same way.
 
         Args:
             spans: what is linked, in the order of the prompt.
             is_local: as of `Needs`.
+            on_disk: tokens at the beginning that are there.
         """
         most = (layout.num_tokens - 1) // BLOCK  # blocks: the last token is always computed
         exact = self.find(BlockChain(salt).extend(layout.tokens).keys[:most])
-        end = exact[-1].position + exact[-1].length if exact else 0
+        in_pool = exact[-1].position + exact[-1].length if exact else 0
+        end = max(in_pool, min(on_disk // BLOCK, most) * BLOCK)
         cut = next((span for span in spans if span.start < end < span.end), None)
         if cut is not None:  # it is linked as a whole; one before it that ends in the same block is not
             end = cut.start // BLOCK * BLOCK
@@ -236,7 +247,7 @@ class PrefixIndex:
         for run in self.find(chain.keys[:most]):
             last = run.first + len(run.keys)
             rows[run.position : last * BLOCK] = True
-        return FoundPrefix(chain, tuple(chain.keys[:last]), end, rows)
+        return FoundPrefix(chain, tuple(chain.keys[:last]), end, rows, (min(in_pool, end), end))
 
     def _list(self, piece: PrefixPiece, keys: Sequence[Key]) -> None:
         for key in keys:

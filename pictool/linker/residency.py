@@ -55,6 +55,7 @@ from pictool.runtime.memory.pool import (
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
+    from pictool.store.store import Store
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,11 @@ class Reservation:
         shared = self.reused - resident - loaded
         return PoolUse(resident, self.stayed, loaded, shared, self.moved, self.requests, self.has_room, self.prefix)
 
+    def restore(self, placed: Sequence[PlacedObject]) -> None:
+        """Load blocks of an exact prefix, too."""
+        num_tokens = sum(map(_length, placed))
+        self.own, self.reused, self.prefix = [*placed, *self.own], self.reused + num_tokens, self.prefix + num_tokens
+
     def finish(self) -> None:
         if self.region is not None:
             self.region.is_linked = True
@@ -202,7 +208,7 @@ class ResidentObjects:
     plan copies aside of a layer's keys or values.
 
     Args:
-        keeps_prefixes: what is computed for prompts and answers stays, too.
+        keeps_prefixes: what is computed for prompts and answers stays, too. kept: where exact prefixes are on disk.
 
     Attributes:
         counts: what was done until now.
@@ -212,13 +218,15 @@ class ResidentObjects:
         InputError: fewer bytes than one image needs.
     """
 
-    def __init__(self, model: Model, max_bytes: int, keeps_prefixes: bool = False) -> None:
+    def __init__(
+        self, model: Model, max_bytes: int, keeps_prefixes: bool = False, kept: Store | None = None
+    ) -> None:  # fmt: skip
         require_movable(model)
         self._model, self.num_slots = model, max_bytes // slot_bytes(model)
         if self.num_slots <= GROWTH:
             least = (GROWTH + 1) * slot_bytes(model)
             raise InputError(f"a pool of {max_bytes} bytes holds no prompt of {model.name}; give it {least} or more")
-        self.counts, self.keeps_prefixes = PoolCounts(), keeps_prefixes
+        self.counts, self.keeps_prefixes, self.kept = PoolCounts(), keeps_prefixes, kept
         self._pool: Pool | None = None
         self._residents: list[Resident] = []
         self._prefixes = PrefixIndex()
@@ -227,11 +235,13 @@ class ResidentObjects:
         self._batches = self._evicted = 0
         self._lock = threading.Lock()
 
-    def find_prefix(self, salt: str, layout: Layout, spans: Sequence[LinkedSpan], is_local: bool) -> FoundPrefix:
+    def find_prefix(
+        self, salt: str, layout: Layout, spans: Sequence[LinkedSpan], is_local: bool, on_disk: int = 0
+    ) -> FoundPrefix:  # fmt: skip
         """What a prompt reuses of earlier ones (`PrefixIndex.find_prefix`). It may be lost until it is reserved."""
         with self._lock:
             self._settle()
-            return self._prefixes.find_prefix(salt, layout, spans, is_local)
+            return self._prefixes.find_prefix(salt, layout, spans, is_local, on_disk)
 
     def reserve(self, prompts: Sequence[PlacedPrompt], prefix: FoundPrefix | None = None) -> list[Reservation]:
         """Reserve a batch: images of the first prompts of several, with the resident objects in their places.
@@ -280,7 +290,7 @@ class ResidentObjects:
         self, regions: Sequence[_Region], prompts: Sequence[PlacedPrompt], found: Mapping[Hashable, Sequence[Resident]],
         prefix: FoundPrefix | None, runs: Sequence[FoundRun],
     ) -> list[Reservation]:  # fmt: skip
-        self._pool = pool = self._pool or Pool(self._model, self.num_slots)
+        self._pool = pool = self._pool or Pool(self._model, self.num_slots, keeps_raw=self.kept is not None)
         self._batches += 1
         images = [
             PooledImage(

@@ -66,10 +66,10 @@ class Store:
         destination = Destination(self.root, max_bytes, self._publish_new, self.ensure_store)
         self._fetcher = None if self.remote is None else Fetcher(self.remote, destination, on_warning)
 
-    def within(self, *names: str) -> Store:
+    def within(self, *names: str, max_bytes: int | None = None) -> Store:
         """A store in a directory of this one, with its remote in that directory of this one's; without host memory."""
         remote = None if self.remote is None else self.remote.within(*names)
-        store = Store(self.root.joinpath(*names), remote=remote, on_warning=self.on_warning)
+        store = Store(self.root.joinpath(*names), max_bytes, remote=remote, on_warning=self.on_warning)
         store._outer = self._outer
         return store
 

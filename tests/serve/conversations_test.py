@@ -16,13 +16,15 @@ import reference
 import tiny
 import torch
 
+from pictool.errors import InputError, StoreError
 from pictool.linker.grid import parse_policy
 from pictool.runtime.memory.image import GROWTH
 from pictool.runtime.memory.pool import slot_bytes
 from pictool.runtime.model import Model, wrap_model
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
 from pictool.serve.start import start_backend
 from pictool.serve.tenants import Keys, Tenant
+from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 from serve.live import DOCS, NAME, TEMPLATE, Live, serving, serving_backend, text_of, tiny_model, until
 
@@ -188,3 +190,95 @@ def test_a_model_that_can_keep_nothing_says_so(tmp_path: Path) -> None:
     with serving_backend(backend, Store(tmp_path / "store")) as live:
         assert [prefix_of(live.chat(tiny.TEXT)) for _ in range(2)] == [0, 0]
     assert told == [f"{NAME}: its RoPE depends on the prompt's length, so no KV is kept from request to request"]
+
+
+def said(live: Live, turns: int, key: str | None = None) -> tuple[list[dict[str, Any]], list[Any]]:
+    """A conversation of so many turns, and its answers."""
+    messages, answers = list[dict[str, Any]](), list[Any]()
+    with live.client_of(key or live.key) as client:
+        for turn in range(turns):
+            messages.append({"role": "user", "content": f"{turn} {tiny.TEXT}"})
+            answers.append(send(client, messages))
+            messages.append({"role": "assistant", "content": text_of(answers[-1])})
+    return messages, answers
+
+
+def blocks(store: Path) -> list[Path]:
+    """The blocks on disk, those of one chain in their order."""
+    following = dict[str | None, Path]()
+    for path in (store / "prefixes").rglob("*.kvo"):
+        with ObjectFile(path) as file:
+            following[file.meta.parent] = path
+    chain, parent = list[Path](), ""
+    while parent in following:
+        chain.append(following[parent])
+        parent = chain[-1].stem
+    assert len(chain) == len(following)
+    return chain
+
+
+def test_prefixes_on_disk_survive_a_restart_and_serve_their_tenant_alone(templated: Model, tmp_path: Path) -> None:
+    own = replace(SETTINGS, kept_bytes=1 << 30)
+    with serving(templated, Store(tmp_path / "store"), KEYS, own, key="key-of-a") as live:
+        messages, before = said(live, 2)
+    for key, is_found in (("key-of-a", True), ("key-of-b", False), ("key-of-a", True)):
+        with serving(templated, Store(tmp_path / "store"), KEYS, own, key=key) as live:
+            answer = send(live.client, [*messages, {"role": "user", "content": "Who?"}], verify=True)
+            again = send(live.client, [*messages, {"role": "user", "content": "Who?"}])
+            usage = before[-1]["usage"]
+            whole = usage["prompt_tokens"] + usage["completion_tokens"]
+            assert prefix_of(answer) == 0 and text_of(again) == text_of(answer)
+            assert (prefix_of(again) >= whole - 32) == is_found and (prefix_of(again) > 0) == is_found
+
+
+def test_a_damaged_block_ends_its_chain_and_is_written_again(templated: Model, tmp_path: Path) -> None:
+    own, store = replace(SETTINGS, kept_bytes=1 << 30), tmp_path / "store"
+    with serving(templated, Store(store), settings=own) as live:
+        messages, _ = said(live, 1)
+    chain = blocks(store)
+    chain[5].write_bytes(chain[5].read_bytes()[:-150] + bytes(150))
+    found = []
+    for _ in range(2):
+        warned = list[str]()
+        with serving(templated, Store(store, on_warning=warned.append), settings=own) as live:
+            answer = send(live.client, [*messages, {"role": "user", "content": "Who?"}])
+            fresh = send(live.client, [*messages, {"role": "user", "content": "Who?"}], verify=True)
+            assert text_of(answer) == text_of(fresh)
+            found.append((prefix_of(answer), len(warned)))
+    assert found[0] == (5 * 16, 1) and found[1][0] > 5 * 16 and found[1][1] == 0
+
+
+def test_a_full_disk_and_a_small_budget_cost_no_answer(
+    templated: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    with serving(templated, Store(store), settings=replace(SETTINGS, kept_bytes=200_000)) as live:
+        _, answers = said(live, 3)
+    assert 0 < sum(path.stat().st_size for path in (store / "prefixes").rglob("*.kvo")) <= 200_000
+
+    def full(self: Store, *_: object, **__: object) -> None:
+        raise StoreError(f"{self.root}: No space left on device")
+
+    monkeypatch.setattr(Store, "put", full)
+    warned = list[str]()
+    others = Store(tmp_path / "other", on_warning=warned.append)
+    with serving(templated, others, settings=replace(SETTINGS, kept_bytes=1 << 30)) as live:
+        assert [text_of(answer) for answer in said(live, 3)[1]] == [text_of(answer) for answer in answers]
+    assert len(warned) == 3 and "a prefix is not kept" in warned[0]
+
+
+def test_what_a_document_touched_is_not_on_disk(templated: Model, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    document = {"type": "text", "text": DOCS[0], "cache_control": {"type": "ephemeral"}}
+    question = {"type": "text", "text": "Why?"}
+    messages: list[dict[str, Any]] = [{"role": "system", "content": tiny.TEXT}]
+    messages.append({"role": "user", "content": [document, question]})
+    with serving(templated, Store(store), settings=replace(SETTINGS, kept_bytes=1 << 30)) as live:
+        answer = send(live.client, messages)
+        exact = answer["usage"]["prompt_tokens"] - answer["pic"]["linked_tokens"] - answer["pic"]["recomputed_tokens"]
+    assert answer["pic"]["chunks"] == 1 and 0 < 16 * len(blocks(store)) < exact
+
+
+def test_prefixes_on_disk_need_a_pool(templated: Model, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--keep-prefixes: needs KV"):
+        TorchBackend(templated, Store(tmp_path), replace(SETTINGS, pool_bytes=0, kept_bytes=1))

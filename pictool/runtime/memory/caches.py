@@ -125,10 +125,9 @@ class ImageCache(PassThroughCache):
         self._image, self._rows = image, rows
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
-        if self._image.fresh_keys is not None:
-            self._image.fresh_keys.append(self._stack.by_rotation(key, value)[0])
         index = self._stack.kv_index[layer]
         assert index is not None
+        self._image.take_fresh(index, self._stack.by_rotation(key, value)[0], self._rows)
         self._image.write(index, *super().update(key, value, layer), self._rows)
         return self._image.key(index), self._image.value(index)
 

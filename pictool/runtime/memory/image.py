@@ -65,6 +65,11 @@ class Image:
         """Keep the un-rotated keys of the rows that are computed from now on, so that they can be stored."""
         self.fresh_keys = []
 
+    def take_fresh(self, layer: int, key: Tensor, rows: Rows) -> None:
+        """Keep the un-rotated `key` [1, kv_heads, rows, head_dim] of rows that are computed, if that is asked for."""
+        if self.fresh_keys is not None:
+            self.fresh_keys.append(key)
+
     def place(self, layer: int, start: int, key: Tensor, value: Tensor) -> None:
         """Copy a chunk's un-rotated `key` and its `value` [kv_heads, tokens, head_dim] to position `start`."""
         end = start + key.shape[1]
@@ -131,8 +136,7 @@ class Image:
             return out[:, -1:]
         layer, tables = self.stack.num_layers - 1, tables_at(self._tables, rows.positions)
         fresh = self.stack.project(layer, hidden, tables)
-        if self.fresh_keys is not None:
-            self.fresh_keys.append(self.stack.by_rotation(*fresh)[0])
+        self.take_fresh(layer, self.stack.by_rotation(*fresh)[0], rows)
         self.write(layer, *self.stack.rotate_parts(fresh, tables, layer), rows)
         end, table = self.layout.num_tokens, tables_at(tables, slice(-1, None))
         return self.stack.layer(layer, hidden[:, -1:], ReadOnlyCache(self), table, (Run(0, end - 1, end),))

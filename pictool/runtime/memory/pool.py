@@ -64,15 +64,16 @@ class Pool:
 
     Args:
         num_slots: that it holds, beside the scratch of a long cycle.
+        keeps_raw: raw keys are kept of what is computed, too: before the first document of an image.
 
     Raises:
         ModelError: a RoPE whose frequencies depend on the prompt's length, so that rotated keys are of one prompt; or
             the device has no room.
     """
 
-    def __init__(self, model: Model, num_slots: int, scratch: int = 0) -> None:
+    def __init__(self, model: Model, num_slots: int, scratch: int = 0, keeps_raw: bool = False) -> None:
         require_movable(model)
-        self.stack, self.num_slots = model.stack, num_slots
+        self.stack, self.num_slots, self.keeps_raw = model.stack, num_slots, keeps_raw
         geometry, stack = model.geometry, model.stack
         rotated, other = (part for has in (True, False) for part in geometry.parts if part.rotated is has)
         shapes = [(part.heads, num_slots + scratch, part.width) for part in (rotated, rotated, other)]
@@ -199,6 +200,7 @@ class PooledImage(Image):
             self._documents[start:end] = True
         self._documents = self._documents.to(pool.stack.device)
         self._has_documents, self._is_pooled = bool(documents), True
+        self._first = min((start for start, _ in documents), default=None)
         super().__init__(pool.stack, layout)
 
     @property
@@ -222,6 +224,22 @@ class PooledImage(Image):
         raw = self._pool.raw[layer][None, :, self._base + start : self._base + end]
         keys = self.stack.by_rotation(self._keys[layer], self._values[layer])[0]
         keys[:, :, start:end] = self.stack.rotate(raw, tables_at(self._tables, slice(start, end)), layer)
+
+    def take_fresh(self, layer: int, key: Tensor, rows: Rows) -> None:
+        super().take_fresh(layer, key, rows)
+        if self._pool.keeps_raw and self._is_pooled:
+            at = rows.positions if self._first is None else rows.positions[rows.positions < self._first]
+            self._pool.raw[layer][:, self._base + at] = key[0, :, : len(at)]
+
+    @property
+    def raw_tokens(self) -> list[int]:
+        """The tokens whose KV `raw` gives, of a pool that keeps raw keys."""
+        return [*self.layout.tokens.tolist(), *self._appended][: self._first]
+
+    def raw(self, layer: int, start: int, end: int) -> LayerKV:
+        """Un-rotated K and V of positions [start, end), [kv_heads, n, head_dim]."""
+        at = slice(self._base + start, self._base + end)
+        return self.stack.by_rotation(self._pool.raw[layer][:, at], self._pool.values[layer][:, at])
 
     def write(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> None:
         count = sum(max(0, min(run.end, self.layout.num_tokens) - run.start) for run in rows.runs)  # rows ascend

@@ -7,6 +7,7 @@ a block that a later one still needs (vLLM frees blocks in reverse order for the
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -47,6 +48,16 @@ class Chain:
         misses = int(len(files) < min(limit, len(self._keys)))
         self._store.counters.add(UsageCounts(len(files), misses, sum(file.num_bytes for file in files)))
         return files
+
+    def has(self, depth: int) -> bool:
+        """Whether a block is stored; it is marked as used then."""
+        try:
+            os.utime(self._store.path(self._keys[depth]), ns=(self._used_ns(depth),) * 2, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        except OSError:  # a read-only store
+            pass
+        return True
 
     def put(self, depth: int, block: CompiledChunk) -> bool:
         """Store a block; False, and it is not stored, if a small budget has no room for it beside its parent.

@@ -22,9 +22,9 @@ from pictool.core import Text as TextDocument
 from pictool.engines import engine_of
 from pictool.engines.base import Answer, LinkResult, compare_answers
 from pictool.engines.torch import TorchEngine
-from pictool.errors import NotFiniteError, ObjectError, StoreError
+from pictool.errors import InputError, NotFiniteError, ObjectError, StoreError
 from pictool.linker.grid import label_of
-from pictool.linker.link import Linked, link, require_room
+from pictool.linker.link import Linked, keep_prefix, link, require_room
 from pictool.linker.plan import LinkPlan, make_plan, plan_without_objects
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
@@ -91,6 +91,7 @@ class BackendSettings:
         name: what the API calls the model; None: its own name.
         learned_bytes: of objects that are compiled from texts which requests repeat, until the server ends; 0: none.
         pool_bytes: of KV that stays on the device from request to request; 0: none; None: see `default_pool_bytes`.
+        kept_bytes: of exact prefixes that are kept on disk, in a directory of the store; 0: none.
     """
 
     policy: Policy
@@ -104,6 +105,7 @@ class BackendSettings:
     name: str | None = None
     learned_bytes: int = 0
     pool_bytes: int | None = 0
+    kept_bytes: int = 0
     num_tenants: int = 1
 
 
@@ -122,7 +124,10 @@ class TorchBackend(Backend):
         pool_bytes = settings.pool_bytes
         if pool_bytes is None:
             pool_bytes = default_pool_bytes(model) if "pool" in engine_of(model).supports else 0
-        self._residents = ResidentObjects(model, pool_bytes, keeps_prefixes=True) if pool_bytes else None
+        if settings.kept_bytes and not pool_bytes:
+            raise InputError(f"--keep-prefixes: needs KV of {model.name} on the device, and there is none; see --pool")
+        kept = store.within("prefixes", max_bytes=settings.kept_bytes) if settings.kept_bytes else None
+        self._residents = ResidentObjects(model, pool_bytes, keeps_prefixes=True, kept=kept) if pool_bytes else None
         self.model, self.created = settings.name or model.name, int(time.time())
         self.context_length = model.max_positions
         self.policy = settings.policy
@@ -307,6 +312,8 @@ class TorchBackend(Backend):
             first = first or steps
         if work.linking.verifies:
             send(self._verified(model, work, plan, linked, generated_of(first), task))
+        else:
+            keep_prefix(model, linked, self._residents, task.checkpoint)
 
     def _explained(
         self, reuse: Reuse, linking: Linking, policy: Policy, linked: Linked, prompt_layout: PromptLayout, fails: bool
