@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,16 +31,6 @@ _PART_COLOURS = {
     "other layers": "#9ecae1", "logits": "#fed976", "other": "#bdbdbd",
 }  # fmt: skip
 DPI = 150
-
-
-def require_matplotlib() -> None:
-    """Refuse a picture before a long run.
-
-    Raises:
-        InputError: matplotlib is not installed.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("--plot: needs matplotlib, which is not installed; pip install 'pictool[plot]'")
 
 
 def picture_paths(name: str | Path) -> tuple[Path, Path]:

@@ -118,11 +118,11 @@ def run_estimate(options: EstimateOptions, settings: Settings) -> None:
     except KeyboardInterrupt:
         if measure is not None:
             note("stopped; the report covers the requests read so far")
-            show(options, finish(options, measure, reader, model, size, rates), measure)
+            show(options, finish(measure, reader, model, size, rates))
         raise
     if measure is None:
         raise InputError(f"{' '.join(options.logs)}: has no requests")
-    show(options, finish(options, measure, reader, model, size, rates), measure)
+    show(options, finish(measure, reader, model, size, rates))
 
 
 def check_options(options: EstimateOptions) -> None:
@@ -220,9 +220,8 @@ def passes(
 
 
 def finish(
-    options: EstimateOptions, measure: Measure, reader: LogReader, model: Model | None, size: ModelSize,
-    rates: CostRates | None,
-) -> Report:  # fmt: skip
+    measure: Measure, reader: LogReader, model: Model | None, size: ModelSize, rates: CostRates | None
+) -> Report:
     """The report of what was read, and what could not be."""
     from pictool.estimate.report import Report
 
@@ -236,26 +235,26 @@ def finish(
                                               "reasons": dict(reader.unread.reasons)},
         "problems": list(reader.problems),
     }  # fmt: skip
-    return Report.of(measure, measure.counting(None if model is None else model.name), reads, size, rates)
+    return Report(measure, measure.counting(None if model is None else model.name), reads, size, rates)
 
 
-def show(options: EstimateOptions, report: Report, measure: Measure) -> None:
+def show(options: EstimateOptions, report: Report) -> None:
     """Print a report, and draw it."""
     if options.plot is not None:
         from pictool.estimate.plot import write
 
-        note(f"wrote {' and '.join(map(str, write(report, measure.series, options.plot)))}")
+        note(f"wrote {' and '.join(map(str, write(report, options.plot)))}")
     if options.as_json:
         print_json(report.as_json(options.top))
     else:
-        print_report(report, options, measure)
+        print_report(report, options.top)
 
 
-def print_report(report: Report, options: EstimateOptions, measure: Measure) -> None:
+def print_report(report: Report, top: int) -> None:
     """The tables, and the verdict last."""
     tokens = report.totals.tokens
     print(f"log        {', '.join(f'{number:,d} {name}' for name, number in report.reads['forms'].items())}")
-    if span := show_span(measure.series[::5]):
+    if span := show_span(report.measure.series[::5]):
         print(f"time       {span}")
     print(f"tokens     {tokens.total:,.0f}, {report.counting}")
     if spent := report.totals.tokenizer_s:
@@ -266,7 +265,7 @@ def print_report(report: Report, options: EstimateOptions, measure: Measure) -> 
     print_capacities(report)
     print_prefill(report)
     print_losses(report)
-    print_documents(report, options.top)
+    print_documents(report, top)
     print()
     print(textwrap.fill(report.verdict(), 80))
 
@@ -287,9 +286,11 @@ def print_shares(report: Report) -> None:
     tokens, cannot = report.totals.tokens, "this log cannot tell"
     rows = [("prefix cache", tokens.prefix, "whole blocks of 16 tokens")]
     rows.append(("linkable beside it", tokens.linked, "messages, documents, blocks by content"))
-    sampled = f"+-{report.totals.most_error:,.0f}, one window in {report.sampled}" if report.sampled > 1 else "exact"
-    rows.append(("reusable at most", tokens.most, f"repeats of {report.min_tokens} tokens or more, {sampled}"))
-    known = (True, report.linked_is_known, report.most_is_known)
+    measure = report.measure
+    rate = measure.sample_rate
+    sampled = f"+-{report.totals.most_error:,.0f}, one window in {rate}" if rate > 1 else "exact"
+    rows.append(("reusable at most", tokens.most, f"repeats of {measure.scale.min_tokens} tokens or more, {sampled}"))
+    known = (True, measure.linked_is_known, measure.most_is_known)
     for (name, value, what), is_known in zip(rows, known, strict=True):
         number = f"{value:>15,.0f}  {percent(value, tokens.total)}" if is_known else f"{'-':>15}  {'-':>6}"
         print(f"{name:<19}{number}  {what if is_known else cannot}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,13 +20,13 @@ _BARS = 48
 _COLOURS = {"prefix": "#9ecae1", "linkable": "#31a354", "new": "#bdbdbd"}
 
 
-def write(report: Report, series: Sequence[float], name: str | Path) -> list[Path]:
+def write(report: Report, name: str | Path) -> list[Path]:
     """Write the picture as SVG and as PNG.
 
     Raises:
         StoreError: a file cannot be written.
     """
-    figure = draw(report, series)
+    figure = draw(report)
     paths = [Path(name).with_suffix(suffix) for suffix in (".svg", ".png")]
     for path in paths:
         save(figure, path)
@@ -35,17 +34,13 @@ def write(report: Report, series: Sequence[float], name: str | Path) -> list[Pat
 
 
 @styled
-def draw(report: Report, series: Sequence[float]) -> Figure:
-    """Stacked bars over time, or over requests where the log has no times; and the curve of capacities.
-
-    Args:
-        series: of each request: time or nan, tokens, prefix, linked, most.
-    """
+def draw(report: Report) -> Figure:
+    """Stacked bars over time, or over requests where the log has no times; and the curve of capacities."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
     over_time, curve = figure.subplots(1, 2)
-    _bars(over_time, np.asarray(series, dtype=np.float64).reshape(-1, 5))
+    _bars(over_time, np.asarray(report.measure.series, dtype=np.float64).reshape(-1, 5))
     _curve(curve, report)
     figure.suptitle(picture_text(report.verdict()), fontsize=8)
     return figure

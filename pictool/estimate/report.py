@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pictool.estimate.costs import BreakEven, CostRates, ModelSize
@@ -25,30 +26,22 @@ class Report:
 
     Fields:
         counting: what a token is. reads: what was read, and what could not be.
-        documents: those that linking saves the most of, first.
     """
 
-    totals: Totals
-    capacities: Sequence[int]
-    min_tokens: int
+    measure: Measure
     counting: str
     reads: dict[str, Any]
-    documents: Sequence[Repeated]
     size: ModelSize
     rates: CostRates | None
-    most_is_known: bool
-    linked_is_known: bool
-    sampled: int
 
-    @classmethod
-    def of(
-        cls, measure: Measure, counting: str, reads: dict[str, Any], size: ModelSize, rates: CostRates | None
-    ) -> Report:
-        documents = sorted(measure.documents.values(), key=lambda document: (-document.saved, document.name))
-        return cls(
-            measure.finish(), measure.capacities, measure.scale.min_tokens, counting, reads, documents, size, rates,
-            measure.most_is_known, measure.linked_is_known, measure.sample_rate,
-        )  # fmt: skip
+    @cached_property
+    def totals(self) -> Totals:
+        return self.measure.finish()
+
+    @cached_property
+    def documents(self) -> Sequence[Repeated]:
+        """Those that linking saves the most of, first."""
+        return sorted(self.measure.documents.values(), key=lambda document: (-document.saved, document.name))
 
     @property
     def saves(self) -> float:
@@ -60,7 +53,7 @@ class Report:
     def working_set(self) -> int | None:
         """The least of the capacities, in tokens, that holds most of what linking reuses; None: none of them does."""
         goal = HOLDS * self.totals.tokens.linked
-        pairs = zip(self.capacities, self.totals.linked_at.tolist(), strict=True)
+        pairs = zip(self.measure.capacities, self.totals.linked_at.tolist(), strict=True)
         held = next((capacity for capacity, linked in sorted(pairs) if linked >= goal), None)
         return None if held is None else min(held, round(self.totals.distinct))
 
@@ -85,12 +78,12 @@ class Report:
         prefix, linked, most = (share(part, tokens.total) for part in (tokens.prefix, tokens.linked, tokens.most))
         if tokens.prompts < 2 or not tokens.total:
             return "too few requests to say: name a log of some hours"
-        if not self.linked_is_known:
+        if not self.measure.linked_is_known:
             return f"a prefix cache reuses {prefix:.1%}; this log cannot tell what linking adds: it hashes prefixes"
         if linked < WORTH:
             more = (
                 f"; {most:.0%} are repeated, but in pieces"
-                if self.most_is_known and most > prefix + linked + 0.2
+                if self.measure.most_is_known and most > prefix + linked + 0.2
                 else ""
             )
             if prefix < WORTH:
@@ -117,15 +110,15 @@ class Report:
         return {
             "verdict": self.verdict(), **self.reads,
             "assumed": {
-                "tokens": self.counting, "min_tokens": self.min_tokens, "block_tokens": BLOCK_TOKENS,
+                "tokens": self.counting, "min_tokens": self.measure.scale.min_tokens, "block_tokens": BLOCK_TOKENS,
                 "model": self.size.name, "kv_bytes_per_token": self.size.kv_bytes,
                 "rates": None if self.rates is None else self.rates.source,
             },
             "tokens": self._tokens(totals.tokens) | {
-                "linked": totals.tokens.linked if self.linked_is_known else None,
-                "at_most": totals.tokens.most if self.most_is_known else None,
-                "at_most_error": totals.most_error if self.most_is_known else None,
-                "sampled_1_in": self.sampled, "missed_at_most": totals.forgotten,
+                "linked": totals.tokens.linked if self.measure.linked_is_known else None,
+                "at_most": totals.tokens.most if self.measure.most_is_known else None,
+                "at_most_error": totals.most_error if self.measure.most_is_known else None,
+                "sampled_1_in": self.measure.sample_rate, "missed_at_most": totals.forgotten,
             },
             "kinds": {name: self._tokens(tokens) for name, tokens in totals.kinds.items()},
             "tenants": {name: self._tokens(tokens) for name, tokens in totals.tenants.items()},
@@ -159,7 +152,8 @@ class Report:
 
     def curve(self) -> list[tuple[int, float, float]]:
         """(capacity in tokens, tokens that an LRU cache of prefixes reuses, and one of documents)."""
-        return sorted(zip(self.capacities, self.totals.prefix_at.tolist(), self.totals.linked_at.tolist(), strict=True))
+        totals = self.totals
+        return sorted(zip(self.measure.capacities, totals.prefix_at.tolist(), totals.linked_at.tolist(), strict=True))
 
     @staticmethod
     def _tokens(tokens: Tokens) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from pictool.bench.plot import (
     picture_paths,
     plot_breakdown,
     plot_context,
-    require_matplotlib,
 )
 from pictool.bench.repeats import MedianRange
 from pictool.bench.roofline import Rates
@@ -123,13 +121,6 @@ def test_another_kind_of_picture_is_refused() -> None:
     assert picture_paths("a/b.png") == (Path("a/b.svg"), Path("a/b.png"))
     with pytest.raises(InputError, match=r"--plot x.pdf: must end in .svg or .png"):
         picture_paths("x.pdf")
-
-
-def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    require_matplotlib()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(InputError, match=r"--plot: needs matplotlib.* pip install 'pictool\[plot\]'"):
-        require_matplotlib()
 
 
 # Many users

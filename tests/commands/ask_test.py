@@ -158,13 +158,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list
 def test_a_question_of_the_world_over_five_hundred_files(world: tuple[Path, list[tuple[Question, Path]]]) -> None:
     root, asked = world
     assert sum(path.is_file() for path in root.rglob("*")) == NUM_FILES and (root / "large.pdf").stat().st_size > 50e6
-    replies = [pic("ask", root, "-q", question.text, "--json").json for question, _ in asked[:6]]
-    assert [reply["sources"][0]["path"] for reply in replies] == [str(path) for _, path in asked[:6]]
+    replies = [pic("ask", root, "-q", question.text, "--json").json for question, _ in asked[:3]]
+    assert [reply["sources"][0]["path"] for reply in replies] == [str(path) for _, path in asked[:3]]
     right = [reply["answer"] == question.answer for reply, (question, _) in zip(replies, asked, strict=False)]
-    assert sum(right) >= 4, replies
+    assert sum(right) >= 2, replies
     question, path = asked[0]
-    first, second = (pic("ask", root, "-q", question.text) for _ in range(2))
-    assert "compiled" not in second.err and first.out == second.out and sources(second.out)[0].startswith(str(path))
+    second = pic("ask", root, "-q", question.text)
+    assert "compiled" not in second.err and second.out.startswith(replies[0]["answer"])
+    assert sources(second.out)[0].startswith(str(path))
     named = re.findall(r"left out: .*/broken/\d (.*?): (.*)", second.err)
     assert len(named) == NUM_BROKEN and all(folders.BROKEN[name][1] in said for name, said in named)
     assert f"{NUM_BROKEN} files left out" in second.err

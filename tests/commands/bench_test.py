@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -133,7 +132,7 @@ def test_mistakes_are_told_before_anything_runs(
 
 
 def test_without_matplotlib_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(InputError, match="needs matplotlib"):
         run_context(tiny(plot="x.svg"), LENGTHS, on_cpu())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import folders
@@ -45,23 +46,23 @@ BODY = (
     b"<w:t>secret: &%c;</w:t></w:r></w:p></w:body></w:document>"
 )
 WORD = folders.word([("A", "b")])
-HOSTILE = {
-    "a zip bomb": folders.zip_bomb(),
-    "a zip bomb of sheets": folders.zip_bomb("xl/workbook.xml"),
-    "an external entity": folders.replaced(WORD, "word/document.xml", ENTITY + BODY % ord("e")),
-    "entities of entities": folders.replaced(WORD, "word/document.xml", BOMB + b"]>" + BODY % ord("i")),
-    "deep HTML": b"<html>" + b"<div><b>" * 300_000 + b"deep",
-    "deep XML": folders.replaced(WORD, "word/document.xml", b"<a>" * 200_000),
-    "deep JSON": b'{"nbformat": 4, "cells": ' + b"[" * 100_000,
-    "a PDF that is its own page": looping_pdf(),
-    "a PDF of zeros": inflating_pdf(),
-    "a PDF of nothing but brackets": b"%PDF-1.4\n" + b"<<" * 100_000,
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "a zip bomb": folders.zip_bomb,
+    "a zip bomb of sheets": lambda: folders.zip_bomb("xl/workbook.xml"),
+    "an external entity": lambda: folders.replaced(WORD, "word/document.xml", ENTITY + BODY % ord("e")),
+    "entities of entities": lambda: folders.replaced(WORD, "word/document.xml", BOMB + b"]>" + BODY % ord("i")),
+    "deep HTML": lambda: b"<html>" + b"<div><b>" * 300_000 + b"deep",
+    "deep XML": lambda: folders.replaced(WORD, "word/document.xml", b"<a>" * 200_000),
+    "deep JSON": lambda: b'{"nbformat": 4, "cells": ' + b"[" * 100_000,
+    "a PDF that is its own page": looping_pdf,
+    "a PDF of zeros": inflating_pdf,
+    "a PDF of nothing but brackets": lambda: b"%PDF-1.4\n" + b"<<" * 100_000,
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_the_next_file_is_read_and_nothing_else_is(name: str) -> None:
-    Path("hostile").write_bytes(HOSTILE[name])
+    Path("hostile").write_bytes(HOSTILE[name]())
     Path("good.txt").write_text("As ever.")
     with FileReader(limit_s=10) as reader:
         document = reader.read(Path("hostile"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,25 @@ EVERYTHING: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+def selections() -> Iterator[Any]:
+    """Every policy on three architectures; on the others all rows, rows after dummy tokens, and rows by layer."""
+    for family in FAMILIES:
+        name, marks = (family, ()) if isinstance(family, str) else (family.values[0], family.marks)
+        kinds = policies() if name in ("llama", "gemma3", "deepseek_v3") else ("full", "legolink-0", "cacheblend")
+        for policy in kinds:
+            yield pytest.param(name, policy, marks=marks)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A store that tests share, so that each architecture's chunks are compiled once: no link writes to an object."""
+    return Store(tmp_path_factory.mktemp("compiled"))
+
+
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_rule_1_the_prompt_is_the_concatenation(architecture: str, store: Store) -> None:
+def test_rule_1_the_prompt_is_the_concatenation(architecture: str, compiled: Store) -> None:
     one, chunks = subject(architecture), make_chunks(LENGTHS)
-    linked = run(one, store, make_policy("naive", {}), chunks)
+    linked = run(one, compiled, make_policy("naive", {}), chunks)
     encode = one.model.encode
     wanted = [*encode(HEAD), *(token for chunk in chunks for token in chunk.tokens), *encode(TAIL)]
     assert linked.image.layout.tokens.tolist() == wanted
@@ -58,9 +74,9 @@ def test_rule_1_the_prompt_is_the_concatenation(architecture: str, store: Store)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_rule_2_full_is_the_model_itself(architecture: str, store: Store) -> None:
+def test_rule_2_full_is_the_model_itself(architecture: str, compiled: Store) -> None:
     one = subject(architecture)
-    linked = run(one, store, make_policy("full", {}), make_chunks(LENGTHS))
+    linked = run(one, compiled, make_policy("full", {}), make_chunks(LENGTHS))
     ids = torch.tensor(linked.image.layout.tokens.astype(np.int64))[None]
     with torch.no_grad():
         logits = one.reference(ids).logits[0, -1]
@@ -69,16 +85,15 @@ def test_rule_2_full_is_the_model_itself(architecture: str, store: Store) -> Non
     assert list(generate(one.model, linked.image, 24).tokens) == wanted.tolist()
 
 
-@pytest.mark.parametrize("policy", policies())
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize(("architecture", "policy"), [*selections()])
 def test_rows_that_are_computed_a_few_at_a_time_are_as_at_once(
-    architecture: str, policy: str, store: Store, monkeypatch: pytest.MonkeyPatch
+    architecture: str, policy: str, compiled: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, chunks = subject(architecture), make_chunks(LENGTHS)
     require_linkable(one, default_policy(policy))
-    at_once = run(one, store, default_policy(policy), chunks).image
+    at_once = run(one, compiled, default_policy(policy), chunks).image
     monkeypatch.setattr(image_module, "_AT_ONCE", 5)
-    apart = run(one, store, default_policy(policy), chunks).image
+    apart = run(one, compiled, default_policy(policy), chunks).image
     torch.testing.assert_close(apart.logits, at_once.logits, atol=1e-4, rtol=0)
     for layer in range(one.model.geometry.layers):
         torch.testing.assert_close(apart.key(layer), at_once.key(layer), atol=1e-4, rtol=0)
@@ -87,13 +102,13 @@ def test_rows_that_are_computed_a_few_at_a_time_are_as_at_once(
 
 @pytest.mark.parametrize("policy", policies())
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_rule_3_layer_0_is_exact(architecture: str, policy: str, store: Store) -> None:
+def test_rule_3_layer_0_is_exact(architecture: str, policy: str, compiled: Store) -> None:
     one, chunks = subject(architecture), make_chunks(LENGTHS)
     require_linkable(one, default_policy(policy))
     if one.model.stack.kv_layers[0]:
         pytest.skip("its first layer has no keys; for its states see hybrids_test.py")
-    exact = run(one, store, make_policy("full", {}), chunks).image
-    image = run(one, store, default_policy(policy), chunks).image
+    exact = run(one, compiled, make_policy("full", {}), chunks).image
+    image = run(one, compiled, default_policy(policy), chunks).image
     assert float((image.key(0) - exact.key(0)).abs().max()) <= 1e-5
     assert float((image.value(0) - exact.value(0)).abs().max()) <= 1e-5
 
@@ -101,20 +116,20 @@ def test_rule_3_layer_0_is_exact(architecture: str, policy: str, store: Store) -
 @pytest.mark.parametrize(("policy", "fields"), EVERYTHING)
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_rule_4_recomputing_everything_is_full(
-    architecture: str, policy: str, fields: dict[str, Any], store: Store
+    architecture: str, policy: str, fields: dict[str, Any], compiled: Store
 ) -> None:
     one = subject(architecture)
     require_linkable(one, make_policy(policy, fields))
-    linked = run(one, store, make_policy(policy, fields), make_chunks(LENGTHS))
+    linked = run(one, compiled, make_policy(policy, fields), make_chunks(LENGTHS))
     assert max_difference(linked, reference.full(one.reference, sum(parts_of(linked), []))) <= 1e-4
 
 
 @pytest.mark.parametrize("policy", policies())
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_rule_4_one_head_and_no_chunk_is_full(architecture: str, policy: str, store: Store) -> None:
+def test_rule_4_one_head_and_no_chunk_is_full(architecture: str, policy: str, compiled: Store) -> None:
     one = subject(architecture)
     require_linkable(one, default_policy(policy))
-    linked = run(one, store, default_policy(policy), [], head="<s>It holds a festival in the spring; nobody knows.")
+    linked = run(one, compiled, default_policy(policy), [], head="<s>It holds a festival in the spring; nobody knows.")
     assert max_difference(linked, reference.full(one.reference, sum(parts_of(linked), []))) <= 1e-4
 
 
@@ -122,12 +137,12 @@ def test_rule_4_one_head_and_no_chunk_is_full(architecture: str, policy: str, st
 @pytest.mark.parametrize("head", ["", HEAD], ids=["no-head", "head"])
 @pytest.mark.parametrize("architecture", families(*LENGTH_DEPENDENT, *PLACED, *tiny.HYBRIDS))
 def test_rule_5_a_link_equals_the_dense_reference(
-    architecture: str, head: str, policy: str, fields: dict[str, Any], store: Store
+    architecture: str, head: str, policy: str, fields: dict[str, Any], compiled: Store
 ) -> None:
     if architecture in SCALED and "s" in fields and not head:
         pytest.skip("the reference has no position for dummy tokens before the prompt")
     one, chunks = subject(architecture), make_chunks(LENGTHS)
-    linked = run(one, store, make_policy(policy, fields), chunks, head=head)
+    linked = run(one, compiled, make_policy(policy, fields), chunks, head=head)
     rows = torch.zeros(linked.image.layout.num_tokens, dtype=torch.bool)
     k = fields.get("k", 0)
     for index, (start, end) in enumerate(linked.image.layout.chunks):
@@ -140,10 +155,10 @@ def test_rule_5_a_link_equals_the_dense_reference(
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_policies_matter_on_these_models(architecture: str, store: Store) -> None:
+def test_policies_matter_on_these_models(architecture: str, compiled: Store) -> None:
     """The tables above would pass on a model for which linking changes nothing; these models are not such."""
     one = subject(architecture)
-    linked = run(one, store, make_policy("naive", {}), make_chunks(LENGTHS))
+    linked = run(one, compiled, make_policy("naive", {}), make_chunks(LENGTHS))
     assert max_difference(linked, reference.full(one.reference, sum(parts_of(linked), []))) > 0.01
 
 
@@ -157,9 +172,9 @@ class Scattered(Policy):
 
 
 @pytest.mark.parametrize("architecture", families(*LENGTH_DEPENDENT, *PLACED, *tiny.HYBRIDS))
-def test_rule_5_scattered_rows_attend_causally(architecture: str, store: Store) -> None:
+def test_rule_5_scattered_rows_attend_causally(architecture: str, compiled: Store) -> None:
     one = subject(architecture)
-    linked = run(one, store, Scattered(), make_chunks(LENGTHS))
+    linked = run(one, compiled, Scattered(), make_chunks(LENGTHS))
     rows = torch.from_numpy(linked.rows[0])
     assert rows.sum() > 20
     assert max_difference(linked, reference.link(one.reference, parts_of(linked), rows)) <= 1e-4

@@ -125,7 +125,8 @@ def check_options(common: BenchOptions) -> None:
     if common.output is not None:
         output_path("-o", common.output, [])
     if common.plot is not None:
-        from pictool.bench.plot import picture_paths, require_matplotlib
+        from pictool.bench.plot import picture_paths
+        from pictool.trace.plots import require_matplotlib
 
         require_matplotlib()
         for path in picture_paths(common.plot):
