@@ -52,7 +52,8 @@ def selections() -> Iterator[Any]:
     """Every policy on three architectures; on the others all rows, rows after dummy tokens, and rows by layer."""
     for family in FAMILIES:
         name, marks = (family, ()) if isinstance(family, str) else (family.values[0], family.marks)
-        kinds = policies() if name in ("llama", "gemma3", "deepseek_v3") else ("full", "legolink-0", "cacheblend")
+        some = ("full", "legolink") if name in tiny.HYBRIDS else ("full", "legolink-0", "cacheblend")
+        kinds = policies() if name in ("llama", "gemma3", "deepseek_v3") else some
         for policy in kinds:
             yield pytest.param(name, policy, marks=marks)
 
