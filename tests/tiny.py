@@ -171,7 +171,7 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     ),
     "kimi_linear": _of(
         "kimi_linear", **EXPERTS, **LATENTS, **HYBRID, linear_head_dim=8, linear_num_heads=4,
-        mlp_layer_types=["dense", "sparse", "sparse"],
+        mlp_layer_types=["sparse", "dense", "dense"],
     ),
     "lfm2": _of("lfm2", layer_types=["conv", "conv", "full_attention"]),
     "lfm2_moe": _of("lfm2_moe", **EXPERTS, layer_types=["conv", "conv", "full_attention"], num_dense_layers=1),
