@@ -4,7 +4,8 @@
 
 Values are the KL of a prompt's first tokens under a policy: as recorded, clipped at 1 nat, or less a tenth of naive's
 on the same prompt. *needed*: the median look (32, 64, 128, ...) over shuffled orders at which the bound shows the mean
-to be below the limit, where the pool's mean is at most a third of it (to naive: below it). *failures*: draws with replacement
+to be below the limit, where the pool's mean is at most a third of it (to naive: below it). *failures*: draws with
+replacement
 from a pool, so that its mean is the truth; a bound fails if it is below that at any look. Levels are of one claim.
 """
 

@@ -37,6 +37,7 @@ from pictool.errors import InputError
 
 if TYPE_CHECKING:
     from pictool.estimate.request_log import RequestLog
+    from pictool.fidelity.guarantee import Guarantee
     from pictool.linker.policies.base import Policy
     from pictool.runtime.model import Model
     from pictool.serve.backends.torch.backend import BackendSettings
@@ -49,8 +50,8 @@ app = make_app()
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 _CHECKS = ("exact", "refuse", "off")
 # Options that replicas do not have, and those that vLLM does not have.
-_ALONE = (("--learn", "learn"), ("--min-tokens", "min_tokens"), ("--pool", "pool"))
-_TORCH_ONLY = ("max_tokens", "codec", "pool")
+_ALONE = (("--learn", "learn"), ("--min-tokens", "min_tokens"), ("--pool", "pool"), ("--guarantee", "guarantee"))
+_TORCH_ONLY = ("max_tokens", "codec", "pool", "guarantee")
 DEFAULT = "legolink-16"  # the policy of requests, where nobody says one
 _ACTIVE = 8  # requests that take turns; vLLM batches as many as it is set to
 _BATCHED = 64  # requests that a replica with vLLM has at once, where nobody says it
@@ -99,6 +100,18 @@ class ServeOptions:
     check_limit: Annotated[
         float, option("--check-limit", "NATS", "Mean KL to full recompute that the check allows.", POLICY, min=0)
     ] = 0.5
+    guarantee: Annotated[
+        Optional[str],
+        option(
+            "--guarantee",
+            "kl=NATS,level=SHARE",
+            "Link only while the mean KL of whole answers (each clipped at 1) is shown to be at most NATS.",
+            POLICY,
+        ),
+    ] = None
+    verify_share: Annotated[
+        float, option("--verify-share", "SHARE", "Share of answers that --guarantee verifies.", POLICY)
+    ] = 0.05
     max_tokens: Annotated[
         Optional[int], option("--max-tokens", "N", "Generate at most N tokens per answer.", ANSWER, min=1)
     ] = None
@@ -309,6 +322,7 @@ def check_choices(options: ServeOptions, settings: Settings) -> None:
     require_codec(options.codec or settings.codec)
     learned_bytes(options)
     pool_bytes(options)
+    declared(options)
     require_name(settings.model)
 
 
@@ -364,7 +378,18 @@ def make_backend_settings(options: ServeOptions, settings: Settings) -> BackendS
         options.active or _ACTIVE, options.max_tokens, options.min_tokens,
         codec=options.codec or settings.codec, name=options.name,
         learned_bytes=learned_bytes(options), pool_bytes=pool_bytes(options),
+        guarantee=declared(options),
     )  # fmt: skip
+
+
+def declared(options: ServeOptions) -> Guarantee | None:
+    """What --guarantee says. Raises UsageError."""
+    from pictool.fidelity.guarantee import Guarantee
+
+    if options.guarantee is None and options.verify_share != ServeOptions().verify_share:
+        raise UsageError("--verify-share: applies to --guarantee; add it")
+    with of_command_line():
+        return None if options.guarantee is None else Guarantee.parse(options.guarantee, options.verify_share)
 
 
 def learned_bytes(options: ServeOptions) -> int:
