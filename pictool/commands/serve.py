@@ -38,6 +38,7 @@ from pictool.errors import InputError
 
 if TYPE_CHECKING:
     from pictool.estimate.request_log import RequestLog
+    from pictool.fidelity.guarantee import Guarantee
     from pictool.linker.policies.base import Policy
     from pictool.runtime.model import Model
     from pictool.serve.backends.torch.backend import BackendSettings
@@ -55,8 +56,9 @@ _ALONE = (
     ("--min-tokens", "min_tokens"),
     ("--pool", "pool"),
     ("--keep-prefixes", "keep_prefixes"),
+    ("--guarantee", "guarantee"),
 )
-_TORCH_ONLY = ("max_tokens", "codec", "pool", "keep_prefixes")
+_TORCH_ONLY = ("max_tokens", "codec", "pool", "keep_prefixes", "guarantee")
 DEFAULT = "legolink-16"  # the policy of requests, where nobody says one
 _ACTIVE = 8  # requests that take turns; vLLM batches as many as it is set to
 _BATCHED = 64  # requests that a replica with vLLM has at once, where nobody says it
@@ -105,6 +107,18 @@ class ServeOptions:
     check_limit: Annotated[
         float, option("--check-limit", "NATS", "Mean KL to full recompute that the check allows.", POLICY, min=0)
     ] = 0.5
+    guarantee: Annotated[
+        Optional[str],
+        option(
+            "--guarantee",
+            "kl=NATS,level=SHARE",
+            "Link only while the mean KL of whole answers (each clipped at 1) is shown to be at most NATS.",
+            POLICY,
+        ),
+    ] = None
+    verify_share: Annotated[
+        float, option("--verify-share", "SHARE", "Share of answers that --guarantee verifies.", POLICY)
+    ] = 0.05
     max_tokens: Annotated[
         Optional[int], option("--max-tokens", "N", "Generate at most N tokens per answer.", ANSWER, min=1)
     ] = None
@@ -326,6 +340,7 @@ def check_choices(options: ServeOptions, settings: Settings) -> None:
     learned_bytes(options)
     pool_bytes(options)
     size_of("--keep-prefixes", options.keep_prefixes)
+    declared(options)
     require_name(settings.model)
 
 
@@ -382,7 +397,18 @@ def make_backend_settings(options: ServeOptions, settings: Settings) -> BackendS
         codec=options.codec or settings.codec, name=options.name,
         learned_bytes=learned_bytes(options), pool_bytes=pool_bytes(options),
         kept_bytes=size_of("--keep-prefixes", options.keep_prefixes) or 0,
+        guarantee=declared(options),
     )  # fmt: skip
+
+
+def declared(options: ServeOptions) -> Guarantee | None:
+    """What --guarantee says. Raises UsageError."""
+    from pictool.fidelity.guarantee import Guarantee
+
+    if options.guarantee is None and options.verify_share != ServeOptions().verify_share:
+        raise UsageError("--verify-share: applies to --guarantee; add it")
+    with of_command_line():
+        return None if options.guarantee is None else Guarantee.parse(options.guarantee, options.verify_share)
 
 
 def learned_bytes(options: ServeOptions) -> int:

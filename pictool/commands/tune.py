@@ -88,7 +88,11 @@ class TuneOptions:
     ] = None
     target_left: Annotated[
         Optional[str],
-        option("--target-left", "SHARE", "Instead: the share of naive's KL of whole answers that may be left, as 10%."),
+        option(
+            "--target-left",
+            "SHARE",
+            "Instead: the share of plain reuse's KL of whole answers that may be left, as 10%.",
+        ),
     ] = None
     target_differ: Annotated[
         Optional[str],

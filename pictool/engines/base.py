@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pictool.linker.policies.base import Policy
     from pictool.linker.spec import Spec
     from pictool.runtime.decode import Generated
+    from pictool.runtime.memory.image import Image
     from pictool.runtime.model import Model
     from pictool.store.store import Store
     from pictool.trace.format import Trace
@@ -388,18 +389,23 @@ def compare_answers(
         same_first_token=first[1],
         same_answer=answer.text == full.text,
         common_prefix=[*same, False].index(False),
-        answer_kl=_answer_kl(answer, full, on_token),
+        answer_kl=None
+        if answer.link.linked is None or full.link.linked is None
+        else answer_kl(full.linked.image, answer.linked.image, b, on_token),
     )
 
 
-def _answer_kl(answer: Answer, full: Answer, on_token: Callable[[], None]) -> float | None:
+def answer_kl(full: Image, linked: Image, tokens: Sequence[int], on_token: Callable[[], None] = lambda: None) -> float:
+    """KL(full ‖ linked) in nats, summed over the tokens of full's answer; see `forced_logits` for the images.
+
+    Args:
+        on_token: called after each token.
+    """
     from pictool.runtime.decode import forced_logits
 
-    if answer.link.linked is None or full.link.linked is None:
-        return None
-    images, total = (full.linked.image, answer.linked.image), 0.0
-    for exact, linked in zip(*(forced_logits(image, full.generated.tokens) for image in images), strict=True):
-        total += first_token_kl(exact, linked)
+    total = 0.0
+    for exact, own in zip(*(forced_logits(image, tokens) for image in (full, linked)), strict=True):
+        total += first_token_kl(exact, own)
         on_token()
     return total
 

@@ -7,7 +7,7 @@ The router knows HTTP, tenants, leases and the forms of several APIs. A backend 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -210,6 +210,7 @@ class Reuse:
         marked: the objects of its marked texts.
         prefix: of the exact tokens, those that an earlier request computed after the same tokens.
         parts: what became of which tokens, without gaps; empty if that is not known. `explains`: the client asked.
+        guarantee: what is guaranteed of answers of its class, of a server with `--guarantee`.
     """
 
     policy: str
@@ -225,6 +226,7 @@ class Reuse:
     prefix: int = 0
     parts: tuple[PromptPart, ...] = field(default=(), compare=False)
     explains: bool = False
+    guarantee: Mapping[str, Any] | None = field(default=None, compare=False)
 
     @property
     def num_compiled(self) -> int:
@@ -237,7 +239,9 @@ class Reuse:
 
     def report(self) -> dict[str, Any]:
         """The field `pic` of a response."""
-        more: dict[str, Any] = {name: text for name in ("problem", "hint") if (text := getattr(self, name)) is not None}
+        more: dict[str, Any] = {
+            name: text for name in ("problem", "hint", "guarantee") if (text := getattr(self, name)) is not None
+        }
         if self.explains:
             more["parts"] = [part.report() for part in self.parts]
         return {
@@ -330,6 +334,7 @@ class BackendStatus:
         learned_bytes: of objects that were compiled from texts which requests repeat. learning_failures: such texts
             that could not be compiled, or not written.
         pool: what a pool on the device did; None: there is none.
+        guarantees: of each class of answers (`Guarantor.report`). unverified: chosen answers that wait for it.
     """
 
     waiting: int
@@ -340,6 +345,8 @@ class BackendStatus:
     learned_bytes: int = 0
     learning_failures: int = 0
     pool: PoolCounts | None = None
+    guarantees: Sequence[Mapping[str, Any]] = ()
+    unverified: int = 0
 
 
 class Backend(ABC):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from copy import copy, deepcopy
@@ -15,27 +16,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pictool.compiler.chunking import make_chunk, make_chunks, require_within
+from pictool.compiler.chunking import make_chunk, make_chunks
 from pictool.compiler.compile import CODEC, Compiled, compile_chunks
 from pictool.core import Chunk, TokenIds
-from pictool.core import Text as TextDocument
 from pictool.engines import engine_of
-from pictool.engines.base import Answer, LinkResult, compare_answers
+from pictool.engines.base import Answer, LinkResult, answer_kl, compare_answers
 from pictool.engines.torch import TorchEngine
 from pictool.errors import InputError, NotFiniteError, ObjectError, StoreError
+from pictool.fidelity.guarantee import Guarantee, Guarantor, Ticket
 from pictool.linker.grid import label_of
 from pictool.linker.link import Linked, keep_prefix, link, require_room
 from pictool.linker.plan import LinkPlan, make_plan, plan_without_objects
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.residency import ResidentObjects
-from pictool.linker.spec import Document, Spec
+from pictool.linker.spec import Spec
 from pictool.runtime.decode import Generated, Step, generate, generate_steps, generated_of
 from pictool.runtime.memory.pool import default_pool_bytes
 from pictool.serve.admission import AdmissionControl
 from pictool.serve.backends.query import ServedQuery
 from pictool.serve.backends.torch.engine_thread import ClosedError, EngineTask, EngineThread, QueueFullError, stage_of
-from pictool.serve.backends.torch.served_engine import ServedEngine
+from pictool.serve.backends.torch.served_engine import ServedEngine, with_chunks
 from pictool.serve.channel import Channel, End, Send, compiled_event
 from pictool.serve.errors import queue_full, server_ends
 from pictool.serve.prompts.explained import explain
@@ -92,6 +93,7 @@ class BackendSettings:
         learned_bytes: of objects that are compiled from texts which requests repeat, until the server ends; 0: none.
         pool_bytes: of KV that stays on the device from request to request; 0: none; None: see `default_pool_bytes`.
         kept_bytes: of exact prefixes that are kept on disk, in a directory of the store; 0: none.
+        guarantee: what holds for linked answers, or they are exact; None: nothing is guaranteed.
     """
 
     policy: Policy
@@ -107,6 +109,16 @@ class BackendSettings:
     pool_bytes: int | None = 0
     kept_bytes: int = 0
     num_tenants: int = 1
+    guarantee: Guarantee | None = None
+
+
+@dataclass(frozen=True)
+class ChosenAnswer:
+    """An answer that waits to be verified. `plan` links its prompt, whatever answered it."""
+
+    ticket: Ticket
+    work: AnswerRequest
+    plan: LinkPlan
 
 
 class TorchBackend(Backend):
@@ -146,6 +158,9 @@ class TorchBackend(Backend):
         self._indexing.wait()
         self._thread = EngineThread(settings.max_waiting, settings.max_active)
         self._cutting_places = AdmissionControl(settings.max_waiting, most=1)
+        declared = settings.guarantee
+        self._guarantor = None if declared is None else Guarantor(declared, lambda text: _log.warning("pic: %s", text))
+        self._chosen = deque[ChosenAnswer]()
         self._learner = Learner(settings.learned_bytes, self.index, settings.min_tokens)
 
     def __enter__(self) -> TorchBackend:
@@ -166,6 +181,7 @@ class TorchBackend(Backend):
             self._thread.num_waiting, self._thread.num_active, label_of(self.policy), self.divergence, self.problem,
             self._learner.num_bytes, self._learner.num_failed,
             None if self._residents is None else self._residents.counts,
+            *(() if self._guarantor is None else (self._guarantor.report(), self._guarantor.pending)),
         )  # fmt: skip
 
     # The backend's contract
@@ -174,6 +190,7 @@ class TorchBackend(Backend):
         async with aclosing(self._in_turn(work.tenant.name, partial(self._answer, work))) as events:
             async for event in events:
                 yield event
+        self._verify_next()
         await self._learn(work)
 
     async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
@@ -220,7 +237,7 @@ class TorchBackend(Backend):
         def work(task: EngineTask, send: Send) -> None:
             engine = ServedEngine(self.engine_of(tenant), task, self._settings.max_tokens)
             answer = engine.answer(
-                _with_chunks(engine.model, with_objects(spec, self._store, engine.model.salt), task), compare=compares,
+                with_chunks(engine.model, with_objects(spec, self._store, engine.model.salt), task), compare=compares,
                 on_text=lambda text: send({"text": text}), on_compile=lambda done: send(compiled_event(done)),
             )  # fmt: skip
             report = answer.report() | {"model": self.model}
@@ -288,9 +305,45 @@ class TorchBackend(Backend):
                     pieces[index] = UnstoredText(make_chunk(model, piece.text, _MARKED).tokens)
                 task.checkpoint(ends_turn=is_new)
         plan, prompt_layout = self._plan(work, pieces, model, policy)
+        if self._guarantor is None or not plan.object_spans:
+            self._answer_plan(work, plan, prompt_layout, (lacks, tuple(marked)), task, send)
+        else:
+            self._answer_with_guarantee(self._guarantor, work, plan, prompt_layout, (lacks, tuple(marked)), task, send)
+
+    def _answer_with_guarantee(
+        self, guarantor: Guarantor, work: AnswerRequest, plan: LinkPlan, prompt_layout: PromptLayout,
+        more: tuple[str | None, tuple[CompiledText, ...]], task: EngineTask, send: Send,
+    ) -> None:  # fmt: skip
+        """Answer by the policy that the guarantee allows now, and keep the answer for verification if it is chosen."""
+        ticket = guarantor.draw(work.tenant.name, plan.policy, len(plan.object_spans))
+        if ticket is None:
+            more = more[0] or _UNVERIFIED, more[1]
+        served = plan if ticket is None else replace(plan, policy=ticket.policy)
+        chosen = None if ticket is None or not ticket.is_chosen else ChosenAnswer(ticket, work, served)
+        if ticket is None or ticket.is_exact:
+            served = plan_without_objects(_FULL, plan.layout.tokens, plan.salt)
+            prompt_layout = replace(prompt_layout, matches=(), sources=())
+        try:
+            self._answer_plan(work, served, prompt_layout, more, task, send, ticket)
+        except BaseException:
+            if ticket is not None:
+                guarantor.withdraw(ticket)
+            raise
+        if ticket is not None:
+            guarantor.finish(ticket)
+        if chosen is not None:
+            self._chosen.append(chosen)
+
+    def _answer_plan(
+        self, work: AnswerRequest, plan: LinkPlan, prompt_layout: PromptLayout,
+        more: tuple[str | None, tuple[CompiledText, ...]], task: EngineTask, send: Send, ticket: Ticket | None = None,
+    ) -> None:  # fmt: skip
+        """Link a prompt and answer it. `more`: why a marked text is computed exactly, and the objects of the others."""
+        (lacks, marked), model, policy = more, self.engine_of(work.tenant).model, plan.policy
         linked, problem = self._link(model, plan, prompt_layout, task, prefixes=not work.linking.verifies)
         reuse = _reuse_of(linked, prompt_layout, plan, problem)
-        reuse = replace(reuse, problem=reuse.problem or lacks, marked=tuple(marked))
+        reuse = replace(reuse, problem=reuse.problem or lacks, marked=marked)
+        reuse = replace(reuse, guarantee=None if ticket is None else ticket.report())
         send(StartEvent(self._explained(reuse, work.linking, policy, linked, prompt_layout, problem is not None)))
         task.checkpoint()
         limit, image, first = self._num_tokens(work, plan), linked.image, list[Step]()
@@ -370,6 +423,45 @@ class TorchBackend(Backend):
         )
         compared = compare_answers(own, exact, on_token=task.checkpoint).report()
         return VerificationEvent({name: compared[name] for name in _VERIFIED})
+
+    # Verification of the answers that a guarantee chose
+
+    def _verify_next(self) -> None:
+        """Have the answer verified that has waited longest, if no request waits."""
+        if self._thread.num_waiting:
+            return
+        with suppress(IndexError):
+            chosen = self._chosen.popleft()
+            tenant, end = chosen.work.tenant.name, partial(self._end_verification, chosen)
+            try:
+                self._thread.submit(EngineTask(tenant, partial(self._measure, chosen), end))
+            except (QueueFullError, ClosedError):
+                self._chosen.appendleft(chosen)
+
+    def _measure(self, chosen: ChosenAnswer, task: EngineTask) -> None:
+        """Link the prompt again, and take the KL over full's answer."""
+        assert self._guarantor is not None
+        model, work, tokens = self.engine_of(chosen.work.tenant).model, chosen.work, chosen.plan.layout.tokens
+        full = link(model, self._store, Spec.planned(plan_without_objects(_FULL, tokens)), stage=stage_of(task))
+        task.checkpoint(ends_turn=True)
+        limit = self._num_tokens(work, chosen.plan)
+        exact = generate(
+            model, full.image, limit, work.sampling, lambda _: task.checkpoint(), work.answer_format
+        )  # fmt: skip
+        task.checkpoint(ends_turn=True)
+        linked = link(model, self._store, Spec.planned(chosen.plan), stage=stage_of(task))
+        self._guarantor.verify(chosen.ticket, answer_kl(full.image, linked.image, exact.tokens, task.checkpoint))
+
+    def _end_verification(self, chosen: ChosenAnswer, error: BaseException | None) -> None:
+        """One that lost its place waits again; one that cannot be verified counts as the worst."""
+        assert self._guarantor is not None
+        if isinstance(error, QueueFullError):
+            self._chosen.append(chosen)
+        elif error is not None and not isinstance(error, ClosedError):
+            _log.warning("pic: an answer cannot be verified, and counts as wrong: %s", error)
+            self._guarantor.verify(chosen.ticket, None)
+        if not isinstance(error, ClosedError | QueueFullError):
+            self._verify_next()
 
     # Texts that requests repeat
 
@@ -480,22 +572,10 @@ class TorchBackend(Backend):
         return linked(Spec.planned(exact)), "an object of it cannot be used"
 
 
-def _with_chunks(model: Model, spec: Spec, task: EngineTask) -> Spec:
-    """A spec whose texts are chunks; others have their steps between two documents."""
-    documents: list[Document] = []
-    for document in spec.documents:
-        if isinstance(document, TextDocument):
-            require_within(model, document.text, document.source)
-            documents += make_chunks(model, document.text, document.source, spec.chunk_tokens)
-            task.checkpoint()
-        else:
-            documents.append(document)
-    return replace(spec, documents=documents)
-
-
 _FULL = make_policy(BASELINE)
 _SHOWN = 12  # tokens of a part that a response shows
 _MARKED = "a marked part"  # in messages
+_UNVERIFIED = "too many answers wait to be verified"  # the problem of an exact answer
 _NOT_KEPT = "a marked text cannot be kept"  # the problem of its prompt
 _VERIFIED = ("answer", "kl", "answer_kl", "same_answer", "same_first_token", "common_prefix")
 

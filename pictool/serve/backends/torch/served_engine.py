@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pictool.compiler.chunking import make_chunks, require_within
 from pictool.compiler.compile import Compiled
-from pictool.core import Chunk, CompileOptions
+from pictool.core import Chunk, CompileOptions, Text
 from pictool.engines.base import Answer, Comparison, LinkResult, compare_answers
 from pictool.engines.torch import TorchEngine
-from pictool.linker.spec import Spec
+from pictool.linker.spec import Document, Spec
 from pictool.serve.backends.torch.engine_thread import EngineTask, stage_of
 
 if TYPE_CHECKING:
@@ -80,3 +81,16 @@ class ServedEngine(TorchEngine):
 
         self._task.checkpoint()
         return super()._decode(spec, result, report)
+
+
+def with_chunks(model: Model, spec: Spec, task: EngineTask) -> Spec:
+    """A spec whose texts are chunks; others have their steps between two documents."""
+    documents: list[Document] = []
+    for document in spec.documents:
+        if isinstance(document, Text):
+            require_within(model, document.text, document.source)
+            documents += make_chunks(model, document.text, document.source, spec.chunk_tokens)
+            task.checkpoint()
+        else:
+            documents.append(document)
+    return replace(spec, documents=documents)
