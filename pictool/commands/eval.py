@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 
 NONE = "-"
 LEGEND = (
-    "KL, all: of the first and of all tokens of full's answer. same: answers that are full's. Times: medians, ms.\n"
-    "peak: rise of memory over what the process keeps, MB. read: KV of objects a question, MB."
+    "KL, all: of the first token and of all of full's answer. same: equal answers.\n"
+    "Times: medians, ms. peak: rise of memory over what the process keeps, MB.\n"
+    "read: KV of objects a question, MB."
 )
 
 app = make_app()

@@ -213,7 +213,7 @@ def test_fixup_wants_tables_or_a_fallback(link: Any, model: Path, texts: tuple[P
 def test_several_policies_are_compared_side_by_side(link: Any) -> None:
     outcome = link("a.txt", "b.txt", *QUERY, "--algo", "legolink-3", "--algo", "naive", "--algo", "full")
     lines = outcome.out.splitlines()
-    assert lines[0].split() == ["policy", "TTFT", "ms", "speedup", "rows", "KL", "same", "answer"]
+    assert lines[0].split() == ["policy", "TTFT", "ms", "speedup", "rows", "KL", "KL", "all", "same", "answer"]
     assert [line.split()[0] for line in lines[1:]] == ["legolink-3", "naive", "full", "full"]
     assert all(len(line) <= 80 for line in lines)
     reports = link("a.txt", "b.txt", *QUERY, "--algo", "legolink-3", "--algo", "naive", "--json").json

@@ -305,7 +305,7 @@ class TorchBackend(Backend):
                     pieces[index] = UnstoredText(make_chunk(model, piece.text, _MARKED).tokens)
                 task.checkpoint(ends_turn=is_new)
         plan, prompt_layout = self._plan(work, pieces, model, policy)
-        if self._guarantor is None or not plan.object_spans:
+        if self._guarantor is None or not _num_documents(plan):
             self._answer_plan(work, plan, prompt_layout, (lacks, tuple(marked)), task, send)
         else:
             self._answer_with_guarantee(self._guarantor, work, plan, prompt_layout, (lacks, tuple(marked)), task, send)
@@ -315,7 +315,7 @@ class TorchBackend(Backend):
         more: tuple[str | None, tuple[CompiledText, ...]], task: EngineTask, send: Send,
     ) -> None:  # fmt: skip
         """Answer by the policy that the guarantee allows now, and keep the answer for verification if it is chosen."""
-        ticket = guarantor.draw(work.tenant.name, plan.policy, len(plan.object_spans))
+        ticket = guarantor.draw(work.tenant.name, plan.policy, _num_documents(plan))
         if ticket is None:
             more = more[0] or _UNVERIFIED, more[1]
         served = plan if ticket is None else replace(plan, policy=ticket.policy)
@@ -444,10 +444,8 @@ class TorchBackend(Backend):
         model, work, tokens = self.engine_of(chosen.work.tenant).model, chosen.work, chosen.plan.layout.tokens
         full = link(model, self._store, Spec.planned(plan_without_objects(_FULL, tokens)), stage=stage_of(task))
         task.checkpoint(ends_turn=True)
-        limit = self._num_tokens(work, chosen.plan)
-        exact = generate(
-            model, full.image, limit, work.sampling, lambda _: task.checkpoint(), work.answer_format
-        )  # fmt: skip
+        limit, step = self._num_tokens(work, chosen.plan), lambda _: task.checkpoint()
+        exact = generate(model, full.image, limit, work.sampling, step, work.answer_format)
         task.checkpoint(ends_turn=True)
         linked = link(model, self._store, Spec.planned(chosen.plan), stage=stage_of(task))
         self._guarantor.verify(chosen.ticket, answer_kl(full.image, linked.image, exact.tokens, task.checkpoint))
@@ -585,6 +583,11 @@ def _result(linked: Linked) -> LinkResult:
         linked.policy, linked.image.layout, linked.recomputed, linked.timing, linked.bytes_read, linked.image.logits,
         linked,
     )  # fmt: skip
+
+
+def _num_documents(plan: LinkPlan) -> int:
+    """How many objects a plan links after its head, which is exact."""
+    return sum(span.key is not None for span in plan.spans[1:])
 
 
 def _reuse_of(linked: Linked, prompt_layout: PromptLayout, plan: LinkPlan, problem: str | None) -> Reuse:
