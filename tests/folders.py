@@ -94,7 +94,7 @@ def notebook(cells: Sequence[str]) -> bytes:
 def zip_bomb(member: str = "word/document.xml", size: int = 2 << 30) -> bytes:
     """An archive of a few megabytes with a member of gigabytes."""
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr("[Content_Types].xml", "<x/>")
         with archive.open(member, "w", force_zip64=True) as file:
             for _ in range(size >> 24):

@@ -195,7 +195,7 @@ def quality_table(summary: Summary) -> LabelledTable:
     """Scores with 95 % intervals, the difference to full, and fidelity to it."""
     from pictool.commands.console.terminal import LabelledTable
 
-    table = LabelledTable(["algorithm", summary.metric, "95 %", "vs full", "95 %", "lost", "won", "KL", "all", "same"])
+    table = LabelledTable(["algorithm", summary.metric, "95 %", "diff", "95 %", "lost", "won", "KL", "all", "same"])
     for line in summary.lines:
         is_full = line is summary.lines[0]
         table.add_row(

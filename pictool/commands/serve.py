@@ -112,7 +112,7 @@ class ServeOptions:
         option(
             "--guarantee",
             "kl=NATS,level=SHARE",
-            "Link only while the mean KL of linked whole answers, each clipped at 1, is shown to be at most NATS.",
+            "Link only while the mean KL of whole answers (each clipped at 1) is shown to be at most NATS.",
             POLICY,
         ),
     ] = None

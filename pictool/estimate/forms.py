@@ -331,8 +331,9 @@ def _mooncake(forms: Forms, record: Record) -> list[LoggedPrompt]:
 
 
 def _requests(forms: Forms, record: Record) -> list[LoggedPrompt]:
-    """What `pic serve --request-log` writes."""
-    segments = []
+    """What `pic serve --request-log` writes. Lengths are as many bytes as make its tokens at `BYTES_PER_TOKEN`."""
+    segments, sizes = [], [int(length) for _, _, blocks in record["segments"] for _, length in blocks]
+    scale = BYTES_PER_TOKEN * int(record.get("tokens", 0)) / max(1, sum(sizes)) or 1.0
     for kind, is_marked, blocks in record["segments"]:
         if kind not in KINDS:
             raise FormError(f"has a segment of no known kind: {shown(kind)}")
@@ -340,6 +341,7 @@ def _requests(forms: Forms, record: Record) -> list[LoggedPrompt]:
         lengths = np.asarray([int(length) for _, length in blocks], dtype=np.int64)
         if len(lengths) and not 0 < int(lengths.min()) <= int(lengths.max()) < 1 << 31:
             raise FormError("has a block of no length")
+        lengths = np.maximum(1, np.rint(lengths * scale)).astype(np.int64)
         segments.append(Segment(kind, HashedBlocks(hashes, lengths), bool(is_marked)))
     return [LoggedPrompt(tuple(segments), _time(record), str(record.get("tenant", "")))]
 

@@ -1,4 +1,4 @@
-"""The study of exact conversations with fewer requests: every whole answer is that of `transformers`, no block leaks."""
+"""The study of exact conversations with fewer requests: each answer is that of `transformers`, and no block leaks."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_the_tables_have_a_line_for_every_algorithm_in_80_columns(run: Run) -> N
         "full", "naive", "legolink-2",
     ] * 3  # fmt: skip
     heads = [line.split() for line in lines if line.startswith("algorithm")]
-    assert heads[0] == ["algorithm", "f1", "95", "%", "vs", "full", "95", "%", "lost", "won", "KL", "all", "same"]
+    assert heads[0] == ["algorithm", "f1", "95", "%", "diff", "95", "%", "lost", "won", "KL", "all", "same"]
     assert heads[1][1:] == ["rows", "TTFT", "speedup", "load", "select", "compute", "tok/s", "peak", "read"]
     assert heads[2][1:] == ["x", "(1)", "y", "(2)"]
     assert max(map(len, lines)) <= 80

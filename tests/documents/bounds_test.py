@@ -25,7 +25,7 @@ def looping_pdf() -> bytes:
 
 def inflating_pdf() -> bytes:
     """A page whose content is gigabytes of zeros, deflated twice."""
-    once = zlib.compress(bytes(1 << 30), 9)
+    once = zlib.compress(bytes(1 << 30), 1)
     stream = zlib.compress(once, 9)
     head = b"%PDF-1.4\n1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n2 0 obj<</Type/Pages/Kids[3 0 R]/Count 1>>endobj\n"
     page = b"3 0 obj<</Type/Page/Parent 2 0 R/MediaBox[0 0 9 9]/Contents 4 0 R>>endobj\n"

@@ -201,7 +201,7 @@ def texts_of(fragments: list[str]) -> st.SearchStrategy[str]:
 
 PLAIN = texts_of(FRAGMENTS).filter(lambda text: not any(name in text for name in NAMES))
 PARTS = st.lists(texts_of(FRAGMENTS + NAMES), max_size=3)
-many = settings(max_examples=300, deadline=None)
+many = settings(max_examples=100, deadline=None)
 
 
 @st.composite
@@ -305,7 +305,7 @@ def test_the_same_tokenizer_is_the_identity_on_words(name: str, words: list[str]
         assert (map_selection(selected, side, side) == selected).all()
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.booleans(), st.booleans(), st.booleans(), PARTS)
 def test_trimmed_offsets_are_restored_to_what_they_were(
     prefix: bool, regex: bool, compose: bool, parts: list[str]
