@@ -25,7 +25,7 @@ from unittest import mock
 
 from pictool.commands import main
 
-MAX_SECONDS, KILL_SECONDS = 5.0, 60.0
+MAX_SECONDS, KILL_SECONDS = 5.0, 90.0
 MAX_MEMORY = 1 << 30  # bytes that one command may add
 MAX_FILE = 1 << 30  # bytes of one file that it may write
 _ADDRESS_SPACE = 8 << 30  # beyond what the process has: a bomb ends in a MemoryError, not in the kernel's killer

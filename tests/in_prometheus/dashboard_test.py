@@ -26,7 +26,7 @@ def until(url: str, ready: Any) -> Any:
     end = time.monotonic() + _LIMIT_S
     while True:
         try:
-            found = httpx.get(url).json()
+            found = httpx.get(url, timeout=_LIMIT_S).json()
         except (httpx.TransportError, ValueError):
             found = None
         if found is not None and ready(found):
@@ -68,7 +68,7 @@ def test_every_panel_has_data(prometheus: str) -> None:
             expression = target["expr"]
             for name, value in _VARIABLES.items():
                 expression = expression.replace(name, value)
-            found = httpx.get(f"{prometheus}/query", params={"query": expression}).json()
+            found = httpx.get(f"{prometheus}/query", params={"query": expression}, timeout=_LIMIT_S).json()
             assert found["status"] == "success", (panel["title"], found)
             has_data = found["data"]["result"] or panel["title"].startswith(
                 ("KL", "Guarantee")

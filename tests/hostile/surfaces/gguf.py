@@ -17,7 +17,7 @@ from hostile.values import mutate_bytes
 
 _LENGTHS = (b"\xff" * 8, b"\xff" * 7 + b"\x7f", (1 << 40).to_bytes(8, "little"))
 _NUMBERS = (0, 1, 2, 3, 7, 255, 1 << 20, (1 << 31) - 1, (1 << 32) - 1)
-_LIMIT_S = 50.0
+_LIMIT_S = 60.0
 _FLOATS = (0.0, -1.0, 1e-38, 1e38, float("nan"), float("inf"))
 
 
