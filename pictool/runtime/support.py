@@ -48,7 +48,8 @@ _ROPE_NEEDS = {
 def rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
     """The RoPE parameters of a model: one set, or one per layer type (Gemma 3)."""
     parameters = getattr(config, "rope_parameters", None) or {}
-    if ARCHITECTURES[config.model_type].states is not None and not _is_rotated(config, parameters):
+    known = ARCHITECTURES.get(config.model_type)  # None: a GGUF file's
+    if known is not None and known.states is not None and not _is_rotated(config, parameters):
         return []
     return [parameters] if "rope_type" in parameters else list(parameters.values())
 
