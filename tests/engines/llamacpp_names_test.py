@@ -1,15 +1,18 @@
-"""Where GGUF files are found that other programs keep. Needs no llama.cpp: the folders are made here."""
+"""Where GGUF files are found that other programs keep, and what needs no llama.cpp. The folders are made here."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pictool.engines.llamacpp.model import GgufConfig
 from pictool.engines.llamacpp.names import find_files
 from pictool.errors import ModelError
+from pictool.runtime.support import rope_parameters
 
 CONTENT = b"GGUF" + bytes(20)
 
@@ -105,3 +108,8 @@ def test_parts_of_a_split_file(home: Path) -> None:
     second.unlink()
     with pytest.raises(ModelError, match="no such GGUF file"):
         find_files(str(first))
+
+
+def test_its_rotation_is_read_without_a_registry_of_families() -> None:
+    config: Any = GgufConfig("gguf.llama", 8, None, None)
+    assert rope_parameters(config) == [{"rope_type": "default"}]
