@@ -10,7 +10,6 @@ the server has them. `possible` is what an exact prefix cache without limits has
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
@@ -24,6 +23,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.conversations import make_parser
 from benchmarks.output import write_results
 from pictool.runtime.model import load_model
 from pictool.world.generate import filler, write_prompt
@@ -89,12 +89,7 @@ def measure(model: str, conversations: int, turns: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="results file")
-    parser.add_argument("--model", default="embedded-small")
-    parser.add_argument("--conversations", default="1,8,64", help="numbers of conversations")
-    parser.add_argument("--turns", type=int, default=8)
-    options = parser.parse_args()
+    options = make_parser(__doc__, turns=8).parse_args()
     rows = []
     for number in map(int, options.conversations.split(",")):
         rows.append(measure(options.model, number, options.turns))

@@ -96,12 +96,18 @@ async def converse(model: Model, conversations: int, options: argparse.Namespace
     }  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def make_parser(description: str | None, turns: int) -> argparse.ArgumentParser:
+    """The options of a script that holds conversations."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="results file")
     parser.add_argument("--model", default="embedded-small")
     parser.add_argument("--conversations", default="1,8,64", help="numbers of conversations")
-    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--turns", type=int, default=turns)
+    return parser
+
+
+def main() -> None:
+    parser = make_parser(__doc__, turns=12)
     parser.add_argument("--answer", type=int, default=16, help="tokens of an answer at most")
     options = parser.parse_args()
     model = load_model(options.model)

@@ -77,12 +77,16 @@ def run_ask(
             compile_all_of(running, [passage.chunk(model) for passage in library.passages], spec.objects_for(model))
         if is_conversation:
             running.keep_prefixes()
-        conversation = Conversation(running, library, spec, num_passages)
-        if question is not None:
-            ask(conversation, question, as_json)
-        if is_conversation:
-            converse(conversation)
+        hold(Conversation(running, library, spec, num_passages), question, is_conversation, as_json)
     store.drain()
+
+
+def hold(conversation: Conversation, question: str | None, is_conversation: bool, as_json: bool) -> None:
+    """Answer the question of the command line, then those of stdin."""
+    if question is not None:
+        ask(conversation, question, as_json)
+    if is_conversation:
+        converse(conversation)
 
 
 def check_questions(question: str | None, is_conversation: bool, as_json: bool) -> None:

@@ -192,7 +192,11 @@ def run_serve(
         if is_vllm:
             run_in_vllm(options, settings, more or [])
             return
-    vllm = read_vllm_options(options, is_vllm, more or [])
+    serve_here(options, fleet, settings, read_vllm_options(options, is_vllm, more or []))
+
+
+def serve_here(options: ServeOptions, fleet: FleetOptions, settings: Settings, vllm: VllmOptions | None) -> None:
+    """Answer requests until the server ends, in this process or by replicas."""
     with closing(bind(options)) as listener, ExitStack() as resources:
         keys = read_tenants(options, settings)
         from pictool.serve.running import loading, run

@@ -19,6 +19,7 @@ import tiny
 import torch
 from subjects import HEAD, LENGTHS, TAIL, Subject, make_chunks, max_difference, parts_of, run, subject
 from torch import Tensor
+from transformers import Qwen3_5TextConfig, Qwen3NextConfig
 from transformers.cache_utils import LinearAttentionLayer
 
 from pictool.api import compile
@@ -29,7 +30,7 @@ from pictool.errors import InputError, ModelError, ObjectError
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
 from pictool.linker.residency import ResidentObjects
-from pictool.runtime.architectures import decoder_of, mixer_of
+from pictool.runtime.architectures import decoder_of, geometry_of, mixer_of
 from pictool.runtime.decode import generate
 from pictool.runtime.memory import image as image_module
 from pictool.runtime.memory.states import ImageStates, LinearState, StateMap
@@ -485,3 +486,17 @@ def test_an_empty_prompt_has_the_states_of_zero() -> None:
 def test_the_tail_of_the_tables_is_longer_than_one_token() -> None:
     """A tail of one token is the case of decoding; here the rules run over several."""
     assert len(subject("bamba").model.encode(TAIL)) > 1
+
+
+@pytest.mark.parametrize(
+    ("config", "megabytes", "tokens"), [(Qwen3NextConfig(), 153, 6216), (Qwen3_5TextConfig(), 102, 3108)]
+)
+def test_sizes_of_states_are_those_of_the_docs(config: Any, megabytes: int, tokens: int) -> None:
+    """In bfloat16, for the default configurations (docs/reference/models.md)."""
+    geometry = geometry_of(config)
+    assert geometry.states is not None
+    size = geometry.states.num_bytes(2)
+    per_token = 2 * geometry.layers * sum(part.heads * part.width for part in geometry.parts)
+    assert (round(size / 1e6), math.ceil(size / per_token)) == (megabytes, tokens)
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text(encoding="utf-8")
+    assert f"{megabytes} MB, {tokens:,}" in text

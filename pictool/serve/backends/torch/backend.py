@@ -305,7 +305,7 @@ class TorchBackend(Backend):
                     pieces[index] = UnstoredText(make_chunk(model, piece.text, _MARKED).tokens)
                 task.checkpoint(ends_turn=is_new)
         plan, prompt_layout = self._plan(work, pieces, model, policy)
-        if self._guarantor is None or not _num_documents(plan):
+        if self._guarantor is None or not plan.num_documents:
             self._answer_plan(work, plan, prompt_layout, (lacks, tuple(marked)), task, send)
         else:
             self._answer_with_guarantee(self._guarantor, work, plan, prompt_layout, (lacks, tuple(marked)), task, send)
@@ -315,7 +315,7 @@ class TorchBackend(Backend):
         more: tuple[str | None, tuple[CompiledText, ...]], task: EngineTask, send: Send,
     ) -> None:  # fmt: skip
         """Answer by the policy that the guarantee allows now, and keep the answer for verification if it is chosen."""
-        ticket = guarantor.draw(work.tenant.name, plan.policy, _num_documents(plan))
+        ticket = guarantor.draw(work.tenant.name, plan.policy, plan.num_documents)
         if ticket is None:
             more = more[0] or _UNVERIFIED, more[1]
         served = plan if ticket is None else replace(plan, policy=ticket.policy)
@@ -583,11 +583,6 @@ def _result(linked: Linked) -> LinkResult:
         linked.policy, linked.image.layout, linked.recomputed, linked.timing, linked.bytes_read, linked.image.logits,
         linked,
     )  # fmt: skip
-
-
-def _num_documents(plan: LinkPlan) -> int:
-    """How many objects a plan links after its head, which is exact."""
-    return sum(span.key is not None for span in plan.spans[1:])
 
 
 def _reuse_of(linked: Linked, prompt_layout: PromptLayout, plan: LinkPlan, problem: str | None) -> Reuse:
