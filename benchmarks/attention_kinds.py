@@ -31,9 +31,9 @@ KINDS = {
 POLICY = "legolink-16"
 
 
-def measure(shape: str, options: PromptOptions) -> dict[str, Any]:
-    """One shape: TTFT in seconds (median, least, most), speedup, bytes of objects, weights that a row passes."""
-    model = random_model(shape, "cpu", "float32")
+def measure(shape: str, options: PromptOptions, device: str = "cpu", dtype: str = "float32") -> dict[str, Any]:
+    """One shape: TTFT in seconds (of every run), speedup, bytes of objects, weights that a row passes."""
+    model = random_model(shape, device, dtype)
     with tempfile.TemporaryDirectory() as directory:
         result = bench_sync(model, parse_grid([POLICY]), options, Path(directory))
     methods = {method.label: method for method in result.methods}

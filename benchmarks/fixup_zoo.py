@@ -215,7 +215,7 @@ class Context:
         hidden = stack.embed(torch.from_numpy(self.layout.tokens[:end][rows].astype(np.int64))[None])
         for layer in range(stack.num_layers):
             key, value = (torch.cat([part[layer][i] for part in self._naive], 1) for i in (0, 1))
-            image.place(layer, 0, key, value)
+            image.fill(layer, 0, key, value)
             image.relocate(layer, 0, end)
             if rows.any():
                 hidden = image.compute(layer, hidden, at)

@@ -50,7 +50,8 @@ class Part:
 def parts() -> list[Part]:
     """All parts, in the order in which they matter."""
     module = ("-m", "benchmarks.gpu_parts")
-    checks = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "tests/on_device/checks.py")
+    workers = str(min(8, (os.cpu_count() or 1) // 2)) if not os.environ.get(REHEARSAL) else "0"
+    checks = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", workers, "tests/on_device/checks.py")
     return [
         Part("exact", checks, 200),
         Part("doctor", (*module, "doctor"), 60),
@@ -58,6 +59,7 @@ def parts() -> list[Part]:
         Part("bench-context", (*module, "bench-context"), 200),
         Part("bench-sync", (*module, "bench-sync"), 80),
         Part("bench-breakdown", (*module, "bench-breakdown"), 80),
+        Part("kinds", (*module, "kinds"), 120),
         # torch's own sanitizer of races between streams; it traces every kernel, so it is slow
         Part("race", (*module, "race"), 60, () if os.environ.get(REHEARSAL) else (("TORCH_CUDA_SANITIZER", "1"),)),
     ]

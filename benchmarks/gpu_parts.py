@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import attention_kinds
 from benchmarks.gpu import REHEARSAL
 from pictool.bench.breakdown import bench_breakdown
 from pictool.bench.context import make_prompts
@@ -43,6 +45,10 @@ SHAPE = "tiny" if IS_REHEARSAL else "llama-3.1-8b"
 LENGTHS = ContextOptions(256, 512, 64, 16, 1) if IS_REHEARSAL else ContextOptions(4096, 32768, 512, 32, 3)
 PROMPT = PromptOptions(4, 64, 16, 4, 1) if IS_REHEARSAL else PromptOptions(8, 512, 32, 16, 5)
 LONG_PROMPT = PromptOptions(4, 64, 16, 0, 1) if IS_REHEARSAL else PromptOptions(63, 512, 32, 0, 3)
+KINDS = (
+    ("tiny",) if IS_REHEARSAL else ("llama-3.1-8b", "gemma-3-12b", "gpt-oss-20b", "deepseek-v2-lite", "qwen3-30b-a3b")
+)
+KINDS_PROMPT = PromptOptions(4, 64, 16, 0, 1) if IS_REHEARSAL else PromptOptions(16, 512, 32, 0, 3)
 POLICIES = ("full", "naive", "legolink-16", "cacheblend-15")
 _MEMORY_BYTES = 40 << 30  # host memory for objects
 
@@ -153,6 +159,24 @@ def _measure(
     return points
 
 
+def kinds() -> bool:
+    """TTFT of legolink-16 against full, by kind of attention, at the shapes of current models."""
+    rows = []
+    for name in KINDS:
+        rows.append(attention_kinds.measure(name, KINDS_PROMPT, device(), "auto"))
+        print(json.dumps(rows[-1]))
+        write("kinds", {"options": asdict(KINDS_PROMPT), "policy": attention_kinds.POLICY, "kinds": rows})
+        free_memory()
+    return True
+
+
+def free_memory() -> None:
+    """Return the memory of models that nothing uses any more to the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def model_bytes(model: Model, sample: Measurement, tokens: int) -> float:
     """Bytes of KV that are copied to the device: of all rows that are not computed, from whatever tier."""
     shape = model.geometry
@@ -163,8 +187,18 @@ def model_bytes(model: Model, sample: Measurement, tokens: int) -> float:
 def race() -> bool:
     """Links under torch's CUDA sanitizer, which finds streams that use the same memory unordered; it raises.
 
-    It sees one thread, so that layers are loaded in this one, on their own stream all the same.
+    It sees one thread, so that layers are loaded in this one, on their own stream all the same. Tensors without
+    elements are hidden from it: it knows them by `id`, which Python gives again to another one.
     """
+    from torch.cuda._sanitizer import ArgumentHandler
+
+    handle = ArgumentHandler._handle_argument
+
+    def with_elements(handler: ArgumentHandler, value: Any, *more: Any, **named: Any) -> None:
+        if not isinstance(value, torch.Tensor) or value.numel():
+            handle(handler, value, *more, **named)
+
+    ArgumentHandler._handle_argument = with_elements  # type: ignore[assignment, method-assign]
     loader.SMALL_LAYER_BYTES, loader.PATIENCE_S = 1 << 62, float("inf")
     model = load_model("embedded-small", device(), "float32")
     with tempfile.TemporaryDirectory() as inside:
@@ -181,7 +215,7 @@ def race() -> bool:
 
 PARTS: Mapping[str, Callable[[], bool]] = {
     "doctor": doctor, "shape": shape, "bench-sync": sync, "bench-breakdown": breakdown, "bench-context": context,
-    "race": race,
+    "kinds": kinds, "race": race,
 }  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def _place(model: Model, tokens: int) -> Repositioning:
     synchronize(model.device)
     started = time.perf_counter()
     for layer in range(geometry.layers):
-        image.place(layer, 0, kv, kv)
+        image.fill(layer, 0, kv, kv)
         image.relocate(layer, 0, tokens)
     synchronize(model.device)
     return Repositioning(1, tokens, seconds=time.perf_counter() - started)

@@ -72,6 +72,17 @@ def full(module: Any, tokens: list[int]) -> Dense:
     return _forward(module, tokens, 0)
 
 
+@torch.no_grad()
+def in_two_passes(module: Any, tokens: list[int], cut: int) -> Tensor:
+    """The logits [vocab] at the last token, when the tokens before `cut` are computed first."""
+    cache = DynamicCache(config=module.config)
+    for part in (tokens[:cut], tokens[cut:]):
+        ids = torch.tensor([part], device=module.device)
+        logits = module(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+    last: Tensor = logits[0, -1]
+    return last
+
+
 def isolated(module: Any, tokens: list[int], start: int, sinks: tuple[int, ...] = ()) -> KV:
     """K and V of a chunk that sees only itself (and `sinks` in front, whose KV is dropped), keys at `start` on."""
     kv = _forward(module, [*sinks, *tokens], start - len(sinks)).kv

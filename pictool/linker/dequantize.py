@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from pictool.runtime.tensors import to_device
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import CodingError, LayerShape
 from pictool.store.codecs.quantized import Piece, Quantizing
@@ -45,15 +46,15 @@ def dequantized(
 
 
 def _fill(target: torch.Tensor, piece: Piece, is_fp8: bool) -> None:
-    codes = torch.from_numpy(piece.codes if piece.codes.flags.writeable else piece.codes.copy()).to(target.device)
-    scale = torch.from_numpy(piece.scale).to(target.device)
+    codes = to_device(piece.codes if piece.codes.flags.writeable else piece.codes.copy(), target.device)
+    scale = to_device(piece.scale, target.device)
     numbers = _from_fp8(codes) if is_fp8 else codes
     if target.dtype == torch.bfloat16 and piece.offset is None:  # codes and scales are bfloat16: rounded once
         target.copy_(numbers).mul_(scale.bfloat16())
         return
     values = numbers.float().mul_(scale)
     if piece.offset is not None:
-        values.add_(torch.from_numpy(piece.offset).to(target.device))
+        values.add_(to_device(piece.offset, target.device))
     target.copy_(values)
 
 

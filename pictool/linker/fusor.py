@@ -10,7 +10,7 @@ from pictool.linker.narrowing import Narrowing
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection
 from pictool.runtime.attention import Rows
 from pictool.runtime.memory.image import Image
-from pictool.runtime.tensors import require_finite
+from pictool.runtime.tensors import require_finite, to_device
 
 
 class Fusor:
@@ -80,12 +80,12 @@ class Fusor:
         key, value = self._image.project(layer, self._hidden, self._rows)
         deviation = self._image.deviation(layer, key, value, self._rows)
         self._image.write(layer, key, value, self._rows)
-        of_key, of_value = (part.cpu().numpy() for part in deviation)
+        of_key, of_value = torch.stack(deviation).cpu().numpy()
         if self._required is not None:  # nothing is cached of these
             none = self._required[self._narrowing.on]
             of_key, of_value = np.where(none, 0, of_key), np.where(none, 0, of_value)
         stay = self._narrowing.narrow(layer, of_key, of_value)
-        self._hidden = self._hidden[:, torch.from_numpy(stay).to(self._hidden.device)]
+        self._hidden = self._hidden[:, to_device(stay, self._hidden.device)]
         self._rows = _rows_of(self._narrowing.on, self._image)
 
 

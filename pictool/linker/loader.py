@@ -7,9 +7,10 @@ CacheBlend §6 names the interface: `fetch_kv` starts to load a layer, `synchron
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ from pictool.runtime.tensors import from_bytes
 from pictool.store.memory import LayerMemory
 from pictool.store.objects.format import ObjectFile
 
-PREFETCHED_LAYERS = 2  # by one thread, so that most cores are left to compute
+PREFETCHED_LAYERS = 2  # by one thread, so that most cores are left to compute; on an accelerator all threads' and one
+_MOST_THREADS = 8  # on an accelerator, where the cores have little else to do: one checks some 2 GB/s
 # To hand a small layer to a thread costs more than to load it: a thread loads layers of at least so many bytes, and all
 # that follow one which took longer than `PATIENCE_S`.
 SMALL_LAYER_BYTES = 4 << 20
@@ -66,6 +68,21 @@ class Copy:
     start: int
 
 
+class Source:
+    """An object file as the loader reads it; what its header says is looked up once."""
+
+    def __init__(self, file: ObjectFile, is_pinned: bool) -> None:
+        self.file, self.is_quantized = file, is_quantized(file)
+        self.checksums, self.layer_bytes, self.dims = (
+            file.checksums["layers"], file.layer_bytes, file.meta.shape.part_dims
+        )  # fmt: skip
+        self._kind = (file.meta.codec, file.meta.shape, is_pinned)
+
+    def decoded_content(self, layer: int) -> Hashable:
+        """What says how the bytes of a decoded layer are."""
+        return (self.checksums[layer], *self._kind)
+
+
 class Loader:
     """Loads the layers from `first` on into an image, `PREFETCHED_LAYERS` of them at a time. A context manager.
 
@@ -73,9 +90,10 @@ class Loader:
     are wanted.
 
     Nothing of an object is used before its checksum holds. Beside the image, memory holds two buffers of one chunk's
-    layer. On an accelerator these are pinned, and copies and rotations run on a stream of their own. Layers that
-    `memory` holds are not read; they are kept decoded (on an accelerator quantized ones coded, as they are
-    transferred), never written to.
+    layer for each thread. On an accelerator these are pinned, and copies and rotations run on a stream of their own:
+    what is in memory is queued there a layer ahead, without a thread, which would contend with the caller for the
+    interpreter. Layers that `memory` holds are not read; they are kept decoded (on an accelerator quantized ones coded,
+    as they are transferred), never written to.
     """
 
     def __init__(
@@ -90,12 +108,17 @@ class Loader:
             self._resources.callback(part.file.close)
         self._layers: dict[int, Future[torch.Event | None]] = {}
         self._busy = BusyTime()
-        self._stream = streams.side_stream(image.stack.device)  # begins when the image's buffers are ready
-        if self._stream is not None:
-            self._resources.callback(self._stream.synchronize)
-        self._threads = self._resources.enter_context(ThreadPoolExecutor(1, "pic-loader"))
+        self._ready = streams.event_now(image.stack.device)  # when the image's buffers are; None: it has no streams
+        self._streams: list[torch.Stream] = []
+        self._resources.callback(self._synchronize_streams)
+        self._sources = {part.file: Source(part.file, self._ready is not None) for part in placed}
+        num_threads = 1 if self._ready is None else min(_MOST_THREADS, max(1, (os.cpu_count() or 1) // 2))
+        self._ahead = max(PREFETCHED_LAYERS, num_threads + 1)
+        self._threads = self._resources.enter_context(ThreadPoolExecutor(num_threads, "pic-loader"))
         self._staging = threading.local()
-        self._uses_threads = overlaps or sum(part.file.layer_bytes for part in placed) >= SMALL_LAYER_BYTES
+        self._uses_threads = not self._is_in_memory() and (
+            overlaps or sum(source.layer_bytes for source in self._sources.values()) >= SMALL_LAYER_BYTES
+        )
         if self._uses_threads:
             self._prefetch(first)
 
@@ -120,8 +143,12 @@ class Loader:
         return self._busy.seconds
 
     def fetch_kv(self, layer: int) -> None:
-        """Start to load a layer."""
-        self._layers[layer] = self._threads.submit(self._load, layer)
+        """Start to load a layer; without threads, queue it on the stream."""
+        if self._uses_threads:
+            self._layers[layer] = self._threads.submit(self._load, layer)
+        else:
+            self._layers[layer] = Future()
+            self._layers[layer].set_result(self._load(layer))
 
     def synchronize(self, layer: int) -> float:
         """Wait until a layer is in the image, and prefetch the next ones. Returns the seconds waited."""
@@ -136,21 +163,47 @@ class Loader:
         self._uses_threads = self._uses_threads or waited > PATIENCE_S
         if self._uses_threads:
             self._prefetch(layer + 1)
+        elif self._ready is not None and layer + 1 < self._image.stack.num_layers:
+            self.fetch_kv(layer + 1)
         return waited
 
     def _prefetch(self, layer: int) -> None:
-        for ahead in range(layer, min(layer + PREFETCHED_LAYERS, self._image.stack.num_layers)):
+        for ahead in range(layer, min(layer + self._ahead, self._image.stack.num_layers)):
             if ahead not in self._layers:
                 self.fetch_kv(ahead)
 
+    def _is_in_memory(self) -> bool:
+        """Whether an accelerator copies all from memory; by the first and the last layer, others are read if not."""
+        memory, layers = self._memory, {self._image.stack.geometry.layers - 1}
+        if (first := self._image.stack.kv_index[self._first]) is not None:
+            layers.add(first)
+        return self._ready is not None and memory is not None and all(
+            memory.has(source.checksums[layer] if source.is_quantized else source.decoded_content(layer))
+            for source in self._sources.values()
+            for layer in layers
+        )  # fmt: skip
+
     def _load(self, layer: int) -> torch.Event | None:
         with self._busy:
-            if self._stream is None:
+            if self._ready is None:
                 self._place(layer)
                 return None
-            with self._stream:
+            stream = self._stream(self._ready)
+            with stream:
                 self._place(layer)
-            return self._stream.record_event()
+            return stream.record_event()
+
+    def _stream(self, ready: torch.Event) -> torch.Stream:
+        """The stream of this thread; it begins when the image's buffers are ready."""
+        if not hasattr(self._staging, "stream"):
+            self._staging.stream = streams.side_stream(self._image.stack.device, ready)
+            self._streams.append(self._staging.stream)
+        stream: torch.Stream = self._staging.stream
+        return stream
+
+    def _synchronize_streams(self) -> None:
+        for stream in self._streams:
+            stream.synchronize()
 
     def _place(self, layer: int) -> None:
         """Load what the objects have of a decoder layer: keys and values, a state, or both."""
@@ -174,31 +227,47 @@ class Loader:
         states.place(layer, part.start + cut, StateMap(part.end - part.start - cut, **tensors))
 
     def _place_kv(self, layer: int) -> None:
+        """Copy what the objects have of a layer to its places, and rotate the keys there."""
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         for part in self._placed:
-            numbers = [kept[:, part.tokens] for kept in self._numbers(part.file, layer)]
-            self._image.place(layer, part.start, *numbers)
-            for copy in (copy for copy in self._copies if copy.part is part):
-                copy.image.place(layer, copy.start, *numbers)
-            if self._stream is not None and self._memory is None and not is_quantized(part.file):
-                self._staging.copied[0] = self._stream.record_event()
+            source = self._sources[part.file]
+            numbers = self._numbers(source, layer)
+            if not part.is_whole:
+                numbers = tuple(kept[:, part.tokens] for kept in numbers)
+            for image, start in self._places(part):
+                copies += zip(image.places(layer, start, start + numbers[0].shape[1]), numbers, strict=True)
+            if self._memory is None:  # a buffer is read to again soon
+                self._copy(copies)
+                if self._ready is not None and not source.is_quantized:
+                    self._staging.copied[0] = self._staging.stream.record_event()
+        self._copy(copies)
         for start, end in self._runs:
             self._image.relocate(layer, start, end)
         for copy in self._copies:
             copy.image.relocate(layer, copy.start, copy.start + copy.part.end - copy.part.start)
 
-    def _numbers(self, file: ObjectFile, layer: int) -> tuple[torch.Tensor, ...]:
-        """The parts of one object, as keys and values [kv_heads, n, head_dim], on the image's device."""
-        stack = self._image.stack
-        if is_quantized(file) and (self._memory is None or self._stream is not None):
-            return read_quantized(file, layer, stack.dtype, stack.device, self._coded(file, layer))
-        buffer = self._decoded(file, layer)
-        numbers = buffer[: file.layer_bytes].view(stack.dtype).to(stack.device, non_blocking=self._stream is not None)
-        dims = file.meta.shape.part_dims
-        parts = torch.split(numbers, [*map(math.prod, dims)])
-        return tuple(part.view(of) for part, of in zip(parts, dims, strict=True))
+    def _places(self, part: PlacedObject) -> Iterator[tuple[Image, int]]:
+        """Where a part goes."""
+        yield self._image, part.start
+        yield from ((copy.image, copy.start) for copy in self._copies if copy.part is part)
 
-    def _coded(self, file: ObjectFile, layer: int) -> memoryview:
+    def _copy(self, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for target, numbers in copies:
+            target.copy_(numbers, non_blocking=self._ready is not None)
+        copies.clear()
+
+    def _numbers(self, source: Source, layer: int) -> tuple[torch.Tensor, ...]:
+        """The parts of one object, as keys and values [kv_heads, n, head_dim]: on the device, or on the host."""
+        stack, file = self._image.stack, source.file
+        if source.is_quantized and (self._memory is None or self._ready is not None):
+            return read_quantized(file, layer, stack.dtype, stack.device, self._coded(source, layer))
+        numbers = self._decoded(source, layer)[: source.layer_bytes].view(stack.dtype)
+        parts = torch.split(numbers, [*map(math.prod, source.dims)])
+        return tuple(part.view(of) for part, of in zip(parts, source.dims, strict=True))
+
+    def _coded(self, source: Source, layer: int) -> memoryview:
         """A layer as it is in its file, checked."""
+        file = source.file
 
         def read() -> memoryview:
             self._read.append(file.stored_bytes(layer))
@@ -206,11 +275,12 @@ class Loader:
 
         if self._memory is None:
             return read()
-        coded: memoryview = self._memory.get(file.checksums["layers"][layer], file.stored_bytes(layer), read)
+        coded: memoryview = self._memory.get(source.checksums[layer], file.stored_bytes(layer), read)
         return coded
 
-    def _decoded(self, file: ObjectFile, layer: int) -> torch.Tensor:
+    def _decoded(self, source: Source, layer: int) -> torch.Tensor:
         """Keys and values of a layer as bytes, uint8 [layer_bytes or more]; not to be written to."""
+        file = source.file
 
         def read(buffer: torch.Tensor) -> torch.Tensor:
             self._read.append(file.stored_bytes(layer))
@@ -218,22 +288,20 @@ class Loader:
             return buffer
 
         if self._memory is None:
-            return read(self._buffer(file.layer_bytes))
-        is_pinned = self._stream is not None
-        content = (file.checksums["layers"][layer], file.meta.codec, file.meta.shape, is_pinned)
+            return read(self._buffer(source.layer_bytes))
         decoded: torch.Tensor = self._memory.get(
-            content, file.layer_bytes,
-            lambda: read(streams.host_buffer(file.layer_bytes, self._image.stack.device)),
+            source.decoded_content(layer), source.layer_bytes,
+            lambda: read(streams.host_buffer(source.layer_bytes, self._image.stack.device)),
         )  # fmt: skip
         return decoded
 
     def _buffer(self, num_bytes: int) -> torch.Tensor:
-        """Memory to read to, of this thread. With a stream there are two: one is read while the other is copied."""
+        """Memory to read to, of this thread. With streams there are two: one is read while the other is copied."""
         staging = self._staging
         if not hasattr(staging, "buffers"):
             staging.buffers = [torch.empty(0, dtype=torch.uint8)] * 2
             staging.copied = [None, None]  # the event after which a buffer is free
-        if self._stream is not None:
+        if self._ready is not None:
             staging.buffers.reverse()
             staging.copied.reverse()
             if staging.copied[0] is not None:

@@ -68,7 +68,7 @@ def _scores(image: Image, rows: Rows) -> Iterator[Tensor]:
     hidden, cache = stack.embed(tokens[None, rows.positions]), ReadOnlyCache(image)
     for layer in range(stack.num_layers):
         scores: list[Tensor] = []
-        hidden = stack.layer(layer, hidden, cache, tables, rows.runs, scores.append)
+        hidden = stack.layer(layer, hidden, cache, tables, rows.bounds, scores.append)
         yield scores[0][0]
 
 

@@ -14,25 +14,29 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pictool.runtime.products import onednn_linear, onednn_wins
 from pictool.runtime.rope import Rope, RotaryTable
+from pictool.runtime.tensors import to_device
 
 NAME = "pictool"
 _MAX_SCORES = 1 << 20  # rows × keys of one block: its mask, or a KV head's scores, should stay in the caches
 _MAX_FUSED = 1 << 18  # of one block of the fused kernel on a CPU, which is fastest with few
+_MAX_ON_DEVICE = 1 << 24  # of one block of the fused kernel on an accelerator: each takes a dozen launches
+_MOST_ROWS, _MOST_ROWS_ON_DEVICE = 256, 1024  # of a block
 _MIN_PRODUCT = 1 << 18  # scores of a KV head: with fewer the fused kernel is as fast
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """Consecutive rows: [row, row + end - start) of the hidden states are at the positions [start, end)."""
 
     row: int
@@ -40,31 +44,49 @@ class Run:
     end: int
 
 
+Bounds = NDArray[np.int64]  # [runs, 3], of each run what `Run` has: there may be thousands
+
+
 @dataclass(frozen=True)
 class Rows:
     """Which positions of the prompt the hidden states are."""
 
     positions: Tensor  # int64 [rows], ascending
-    runs: tuple[Run, ...]
+    bounds: Bounds
 
     @classmethod
     def of(cls, positions: Tensor) -> Rows:
         """Group ascending positions (on the CPU) into runs; they move to the device with `to`."""
-        breaks = (torch.diff(positions) != 1).nonzero().flatten() + 1
-        bounds = [0, *breaks.tolist(), len(positions)]
-        runs = []
-        for first, last in itertools.pairwise(bounds):
-            if first < last:
-                start = int(positions[first])
-                runs.append(Run(first, start, start + last - first))
-        return cls(positions, tuple(runs))
+        at = positions.numpy()
+        first = np.flatnonzero(np.diff(at, prepend=-2) != 1)
+        lengths = np.diff(first, append=len(at))
+        return cls(positions, np.stack([first, at[first], at[first] + lengths], 1))
+
+    @classmethod
+    def one(cls, positions: Tensor, start: int, end: int) -> Rows:
+        """The positions [start, end), which are given on the device."""
+        return cls(positions, bounds_of(Run(0, start, end)))
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(itertools.starmap(Run, self.bounds.tolist()))
+
+    def before(self, position: int) -> int:
+        """How many of the rows are before a position; the device is not asked."""
+        _, start, end = self.bounds.T
+        return int((np.minimum(end, position) - start).clip(0).sum())
 
     def split(self, size: int) -> list[Rows]:
         """The same rows, `size` at a time."""
         return [Rows.of(positions) for positions in torch.split(self.positions, size)]
 
     def to(self, device: torch.device | str) -> Rows:
-        return Rows(self.positions.to(device), self.runs)
+        return Rows(self.positions.to(device), self.bounds)
+
+
+def bounds_of(*runs: Run) -> Bounds:
+    """The bounds of runs."""
+    return np.array(runs, dtype=np.int64).reshape(-1, 3)
 
 
 @dataclass(frozen=True)
@@ -82,8 +104,8 @@ class Pass:
     """What the attention function must know of one pass over one layer."""
 
     rope: Rope
-    table: RotaryTable  # of the rows
-    runs: tuple[Run, ...] | Pack
+    table: RotaryTable | None  # of the rows; None if queries are rotated already
+    runs: tuple[Run, ...] | Bounds | Pack
     on_scores: Callable[[Tensor], None] | None = None  # called with the scores, float32 [batch, heads, rows, n]
     chunk: int | None = None  # chunked attention (Llama 4): a row sees none before the last multiple of it
 
@@ -130,22 +152,21 @@ def attend(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of un-rotated `query` over rotated `key` and `value`, whose column j is position j (but in a pack).
+    """Attention of `query` over rotated `key` and `value`, whose column j is position j (but in a pack).
 
     `query` is [batch, heads, rows, head_dim], `key` is [batch, kv_heads, n, head_dim] and `value`
     [batch, kv_heads, n, value_dim]. Returns [batch, rows, heads, value_dim], as transformers' attention functions do.
     """
-    query, scoring = (
-        pic.rope.rotate_query(query, pic.table),
-        Scoring(scaling, sliding_window, softcap, s_aux, pic.chunk),
-    )
+    query = query if pic.table is None else pic.rope.rotate_query(query, pic.table)
+    scoring = Scoring(scaling, sliding_window, softcap, s_aux, pic.chunk)
     if isinstance(pic.runs, Pack):
         assert pic.on_scores is None
         out = _each_sequence(query, key, value, pic.runs, scoring)
     else:
+        runs = pic.runs if isinstance(pic.runs, np.ndarray) else bounds_of(*pic.runs)
         if pic.on_scores is not None:
-            pic.on_scores(_all_scores(query, key, pic.runs, scoring))
-        out = _all_runs(query, key, value, pic.runs, scoring)
+            pic.on_scores(_all_scores(query, key, runs, scoring))
+        out = _all_runs(query, key, value, runs, scoring)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -155,7 +176,7 @@ def _each_sequence(query: Tensor, key: Tensor, value: Tensor, pack: Pack, scorin
     for length, same in itertools.groupby(pack.lengths):
         count = len(list(same))
         rows = slice(row, row + count * length)
-        own, runs = _sequences(query, 0, rows, count), (Run(0, num_before, num_before + length),)
+        own, runs = _sequences(query, 0, rows, count), bounds_of(Run(0, num_before, num_before + length))
         own_key, own_value = (_sequences(tensor, num_before, rows, count) for tensor in (key, value))
         attended = _all_runs(own, own_key, own_value, runs, scoring)
         out[:, :, rows] = attended.view(batch, count, *attended.shape[1:]).transpose(1, 2).flatten(2, 3)
@@ -176,24 +197,26 @@ def _sequences(tensor: Tensor, num_before: int, rows: slice, count: int) -> Tens
     return apart.flatten(0, 1)
 
 
-def _all_runs(query: Tensor, key: Tensor, value: Tensor, runs: tuple[Run, ...], scoring: Scoring) -> Tensor:
+def _all_runs(query: Tensor, key: Tensor, value: Tensor, runs: Bounds, scoring: Scoring) -> Tensor:
     """Attention [batch, heads, rows, value_dim] of rotated queries in runs."""
     if scoring.chunk is not None:
         return _each_chunk(query, key, value, runs, scoring)
     out = _empty_output(query, value)
-    by_products = _is_by_products(query, key)
-    most = _most_scores(query, key, scoring)
-    for block in _blocks(runs, scoring, scoring.is_explicit or by_products, most):
-        rows = slice(block[0].row, block[-1].row + block[-1].end - block[-1].start)
-        first = scoring.first_key(block[0].start)
-        out[:, :, rows] = _rectangle(
-            query[:, :, rows], key[:, :, first : block[-1].end], value[:, :, first : block[-1].end],
-            [(run.start - first, run.end - first) for run in block], scoring,
-        )  # fmt: skip
+    is_cut = scoring.is_explicit or _is_by_products(query, key)
+    for block in _blocks(runs, scoring, is_cut, _block_size(query, key, scoring)):
+        row, start, _ = block[0].tolist()
+        last_row, last_start, end = block[-1].tolist()
+        rows, first = slice(row, last_row + end - last_start), scoring.first_key(start)
+        attended = _rectangle(
+            query[:, :, rows], key[:, :, first:end], value[:, :, first:end], block[:, 1:] - first, scoring
+        )
+        if rows == slice(0, query.shape[2]):
+            return attended
+        out[:, :, rows] = attended
     return out
 
 
-def _each_chunk(query: Tensor, key: Tensor, value: Tensor, runs: tuple[Run, ...], scoring: Scoring) -> Tensor:
+def _each_chunk(query: Tensor, key: Tensor, value: Tensor, runs: Bounds, scoring: Scoring) -> Tensor:
     """As `_all_runs`, of chunked attention: the rows in a chunk see its own keys alone."""
     assert scoring.chunk is not None
     out, within, chunk = _empty_output(query, value), replace(scoring, chunk=None), scoring.chunk
@@ -201,15 +224,15 @@ def _each_chunk(query: Tensor, key: Tensor, value: Tensor, runs: tuple[Run, ...]
     for start, own in itertools.groupby(cut, lambda run: run.start - run.start % chunk):
         parts = tuple(own)
         rows = slice(parts[0].row, parts[-1].row + parts[-1].end - parts[-1].start)
-        shifted = tuple(Run(run.row - rows.start, run.start - start, run.end - start) for run in parts)
+        shifted = bounds_of(*(Run(run.row - rows.start, run.start - start, run.end - start) for run in parts))
         keys = slice(start, parts[-1].end)
         out[:, :, rows] = _all_runs(query[:, :, rows], key[:, :, keys], value[:, :, keys], shifted, within)
     return out
 
 
-def _cut_at_chunks(runs: tuple[Run, ...], chunk: int) -> Iterator[Run]:
+def _cut_at_chunks(runs: Bounds, chunk: int) -> Iterator[Run]:
     """The runs, cut at the borders of attention chunks."""
-    for run in runs:
+    for run in itertools.starmap(Run, runs.tolist()):
         start = run.start
         while start < run.end:
             end = min(start - start % chunk + chunk, run.end)
@@ -227,55 +250,69 @@ def _is_by_products(query: Tensor, key: Tensor) -> bool:
     return is_float and num_scores >= _MIN_PRODUCT and onednn_wins()
 
 
-def _most_scores(query: Tensor, key: Tensor, scoring: Scoring) -> int:
-    """How many rows × keys a block should have."""
+@dataclass(frozen=True)
+class BlockSize:
+    """How many rows × keys a block should have, and how many rows at most."""
+
+    scores: int
+    rows: int = _MOST_ROWS
+
+    def most_rows(self, num_keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of a block over so many keys."""
+        return np.clip(self.scores // num_keys, 16, self.rows)
+
+
+def _block_size(query: Tensor, key: Tensor, scoring: Scoring) -> BlockSize:
     if _is_by_products(query, key):
-        return _MAX_SCORES // (query.shape[1] // key.shape[1])  # those of all query heads of a KV head are in memory
-    return _MAX_FUSED if query.device.type == "cpu" and not scoring.is_explicit else _MAX_SCORES
+        return BlockSize(_MAX_SCORES // (query.shape[1] // key.shape[1]))  # those of all heads of a KV head
+    if scoring.is_explicit:
+        return BlockSize(_MAX_SCORES)
+    return BlockSize(_MAX_FUSED) if query.device.type == "cpu" else BlockSize(_MAX_ON_DEVICE, _MOST_ROWS_ON_DEVICE)
 
 
-def _blocks(runs: tuple[Run, ...], scoring: Scoring, is_cut: bool, most: int) -> Iterator[list[Run]]:
-    """Cut and join runs to blocks of at most so many scores, rows × keys.
+def _blocks(runs: Bounds, scoring: Scoring, is_cut: bool, size: BlockSize) -> Iterator[Bounds]:
+    """Cut and join runs to blocks.
 
     Args:
         is_cut: whether a plain causal square is, too; the fused kernel takes it whole.
     """
-    block: list[Run] = []
-    for run in runs:
-        if run.start == 0 and not is_cut and scoring.sees_all(run.end):
-            yield [run]  # the first of all runs: nothing is before it
-            continue
-        for part in _cut(run, scoring.window, most):
-            if block and not _fits(block, part, scoring, most):
-                yield block
-                block = []
-            block.append(part)
-    if block:
+    if len(runs) and runs[0, 1] == 0 and not is_cut and scoring.sees_all(runs[0, 2]):
+        yield runs[:1]  # nothing is before it
+        runs = runs[1:]
+    parts, index = _cut(runs, scoring.window, size), 0
+    while index < len(parts):
+        block = _fitting(parts[index : index + size.rows], scoring, size)
         yield block
+        index += len(block)
 
 
-def _cut(run: Run, window: int | None, most: int) -> Iterator[Run]:
-    """Parts of a run that are short enough for a block."""
-    step = _most_rows(min(run.end, window + 128) if window else run.end, most)
-    for start in range(run.start, run.end, step):
-        yield Run(run.row + start - run.start, start, min(start + step, run.end))
+def _cut(runs: Bounds, window: int | None, size: BlockSize) -> Bounds:
+    """The runs, cut to parts that are short enough for a block."""
+    row, start, end = runs.T
+    step = size.most_rows(np.minimum(end, window + 128) if window else end)
+    counts = -(-(end - start) // step)
+    if (counts == 1).all():
+        return runs
+    skipped = (np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)) * np.repeat(step, counts)
+    row, start, end, step = (np.repeat(each, counts) for each in (row, start, end, step))
+    return np.stack([row + skipped, start + skipped, np.minimum(start + skipped + step, end)], 1)
 
 
-def _fits(block: list[Run], part: Run, scoring: Scoring, most: int) -> bool:
-    """Whether a part may join a block: few rows, and in a window few keys that no row of it sees."""
-    num_rows = part.row + part.end - part.start - block[0].row
-    num_keys = part.end - scoring.first_key(block[0].start)
-    return num_rows <= _most_rows(num_keys, most) and (not scoring.window or num_keys <= 2 * scoring.window + 128)
+def _fitting(parts: Bounds, scoring: Scoring, size: BlockSize) -> Bounds:
+    """The first parts that are a block together: few rows, and in a window few keys that no row of it sees."""
+    row, start, end = parts.T
+    num_rows, num_keys = row + end - start - row[0], end - scoring.first_key(int(start[0]))
+    fits = num_rows <= size.most_rows(num_keys)
+    if scoring.window:
+        fits &= num_keys <= 2 * scoring.window + 128
+    fits[0] = True
+    return parts if fits.all() else parts[: int(fits.argmin())]
 
 
-def _most_rows(num_keys: int, most: int) -> int:
-    return max(16, min(256, most // num_keys))
-
-
-def _rectangle(query: Tensor, key: Tensor, value: Tensor, spans: list[tuple[int, int]], scoring: Scoring) -> Tensor:
-    """Attention [batch, heads, rows, value_dim] of rows at the `spans` of the keys; the last row is at the last key."""
+def _rectangle(query: Tensor, key: Tensor, value: Tensor, spans: Bounds, scoring: Scoring) -> Tensor:
+    """Attention [batch, heads, rows, value_dim] of rows at `spans` [spans, 2] of the keys, the last at the last key."""
     rows, num_keys, scaling = query.shape[2], key.shape[2], scoring.scaling
-    if spans[0][0] == 0 and rows == num_keys and not scoring.is_explicit and scoring.sees_all(num_keys):
+    if rows == num_keys and not scoring.is_explicit and scoring.sees_all(num_keys):
         return scaled_dot_product_attention(query, key, value, is_causal=rows > 1, scale=scaling, enable_gqa=True)
     mask = _mask(spans, num_keys, scoring.window, query)
     if _is_by_products(query, key):
@@ -292,7 +329,7 @@ def _attend_by_group(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     if mask is None:  # one row per head, or so: those of a KV head read its keys together
         folded = query.reshape(batch, key.shape[1], group * rows, dim)
         out = scaled_dot_product_attention(folded, key, value, scale=scaling)
-        return out.view(batch, num_heads, rows, value.shape[3])
+        return out.reshape(batch, num_heads, rows, value.shape[3])
     apart = query.reshape(batch, key.shape[1], group, rows, dim).transpose(1, 2).flatten(0, 1)
     key, value = (tensor[:, None].expand(-1, group, -1, -1, -1).flatten(0, 1) for tensor in (key, value))
     out = scaled_dot_product_attention(apart, key, value, attn_mask=mask, scale=scaling)
@@ -327,24 +364,26 @@ def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
     return both.softmax(-1)[..., :-1]
 
 
-def _mask(spans: list[tuple[int, int]], num_keys: int, window: int | None, like: Tensor) -> Tensor | None:
+def _mask(spans: Bounds, num_keys: int, window: int | None, like: Tensor) -> Tensor | None:
     """Additive mask [rows, num_keys]: a row at p sees the keys (p - window, p]; None if all rows see all keys."""
-    if spans == [(num_keys - 1, num_keys)] and (not window or num_keys <= window):
+    late = int(spans[0, 0])  # the keys up to here are hidden from no row, but by the window
+    if late == num_keys - 1 and (not window or num_keys <= window):
         return None
     position = _positions(spans, like.device)[:, None]
     mask = torch.zeros(len(position), num_keys, dtype=like.dtype, device=like.device)
     index = torch.arange(num_keys, device=like.device)
-    late = spans[0][0]  # the keys up to here are hidden from no row, but by the window
     mask[:, late:].masked_fill_(index[late:] > position, float("-inf"))
     return mask.masked_fill_(index <= position - window, float("-inf")) if window else mask
 
 
-def _positions(spans: list[tuple[int, int]], device: torch.device) -> Tensor:
-    """The positions in the spans, int64 [rows]."""
-    starts, ends = np.asarray(spans).T
+def _positions(spans: Bounds, device: torch.device) -> Tensor:
+    """The positions in the spans, int64 [rows]; of one span without a copy, for which a device would be waited for."""
+    starts, ends = spans.T
+    if len(spans) == 1:
+        return torch.arange(int(starts[0]), int(ends[0]), device=device)
     lengths = ends - starts
     first = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-    return torch.from_numpy(first + np.arange(len(first))).to(device)
+    return to_device(first + np.arange(len(first)), device)
 
 
 def _explicit(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
@@ -370,7 +409,7 @@ def _scores(query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
     return scores if scoring.softcap is None else torch.tanh(scores / scoring.softcap) * scoring.softcap
 
 
-def _all_scores(query: Tensor, key: Tensor, runs: tuple[Run, ...], scoring: Scoring) -> Tensor:
+def _all_scores(query: Tensor, key: Tensor, runs: Bounds, scoring: Scoring) -> Tensor:
     """The scores whose softmax `attend` weighs values with, in float32; -inf at keys that a row does not see.
 
     Learned sinks are not among them: the softmax of the scores is how a row shares out what it gives to keys.
@@ -378,11 +417,12 @@ def _all_scores(query: Tensor, key: Tensor, runs: tuple[Run, ...], scoring: Scor
     batch, heads, rows, dim = query.shape
     query, key = query.float(), key.float()
     out = query.new_full((batch, heads, rows, key.shape[2]), float("-inf"))
-    for run in runs if scoring.chunk is None else _cut_at_chunks(runs, scoring.chunk):
+    cut = itertools.starmap(Run, runs.tolist()) if scoring.chunk is None else _cut_at_chunks(runs, scoring.chunk)
+    for run in cut:
         at = slice(run.row, run.row + run.end - run.start)
         folded = query[:, :, at].reshape(batch, key.shape[1], -1, dim)
         scores = _scores(folded, key[:, :, : run.end], scoring).view(batch, heads, -1, run.end)
-        mask = _mask([(run.start, run.end)], run.end, scoring.window, scores)
+        mask = _mask(bounds_of(run)[:, 1:], run.end, scoring.window, scores)
         out[:, :, at, : run.end] = scores if mask is None else scores + mask
         if scoring.chunk is not None:
             out[:, :, at, : run.start - run.start % scoring.chunk] = float("-inf")

@@ -199,7 +199,7 @@ class Model:
             return None if states is None else 0
         return max(DEFAULT_CUT if cut is None else cut, states.columns)
 
-    @property
+    @cached_property
     def geometry(self) -> Geometry:
         return architectures.geometry_of(self.config)
 

@@ -1,9 +1,9 @@
 """Relocation: RoPE applied by us, with the model's own function, so that keys can be kept without a position.
 
-The decoder layers are run with the identity rotation (cos 1, sin 0). Keys then leave the layer before rotation:
-that is what an object stores. The real rotation, by the model's own `apply_rotary_pos_emb` and its own tables, is
-applied when a key is put into a prompt and when a query attends. Base, scaling, partial rotary and the pairing of
-dimensions are therefore the model's, whatever they are.
+Where keys are to be kept, the decoder layers are run with the identity rotation (cos 1, sin 0). Keys then leave the
+layer before rotation: that is what an object stores. The real rotation, by the model's own `apply_rotary_pos_emb` and
+its own tables, is applied when a key is put into a prompt and when a query attends. Base, scaling, partial rotary and
+the pairing of dimensions are therefore the model's, whatever they are. Where no key is kept, the layer rotates itself.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from pictool.runtime.architectures import (
     mixer_of,
     require_no_states,
 )
-from pictool.runtime.attention import Pack, Pass, Run
+from pictool.runtime.attention import Bounds, Pack, Pass, Run
 from pictool.runtime.memory.caches import CountingCache, Projected, ProjectionCache, StatefulCache
 from pictool.runtime.rope import Rope, RotaryTable, RotaryTables, identity_table, joined_tables, tables_at
 from pictool.runtime.support import depends_on_length
@@ -120,7 +120,7 @@ class LayerStack:
         hidden: Tensor,
         cache: LayerCache,
         tables: RotaryTables,
-        runs: tuple[Run, ...] | Pack,
+        runs: tuple[Run, ...] | Bounds | Pack,
         on_scores: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
         """Run one decoder layer on rows [batch, rows, hidden]; `tables` are those of the rows' positions.
@@ -132,15 +132,15 @@ class LayerStack:
         if self.state_index[layer] is not None and not isinstance(cache, StatefulCache):
             self.require_attention()
         table = self._table(tables, layer)
-        identity = identity_table(table) if table[0].shape[-1] else None
+        own = table if cache.takes_rotated else identity_table(table)  # what the layer rotates by
         out = self._decoder.layers[layer](
             hidden,
             attention_mask=None,
             position_ids=tables.positions[None],
-            position_embeddings=identity if identity is None or len(identity) > 1 else identity[0],
+            position_embeddings=None if not own[0].shape[-1] else own if len(own) > 1 else own[0],
             past_key_values=CountingCache(cache, tables.positions) if self._counts_cached else cache,
             use_cache=True,
-            pic=Pass(self._rope, table, runs, on_scores, self._chunks[layer]),
+            pic=Pass(self._rope, None if cache.takes_rotated else table, runs, on_scores, self._chunks[layer]),
         )
         rows: Tensor = out[0] if isinstance(out, tuple) else out
         return rows
@@ -166,7 +166,7 @@ class LayerStack:
         hidden: Tensor,
         cache: LayerCache,
         tables: RotaryTables,
-        runs: tuple[Run, ...] | Pack,
+        runs: tuple[Run, ...] | Bounds | Pack,
         on_scores: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
         """Run all decoder layers, one after the other (see `layer`)."""

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pictool.errors import NotFiniteError
+from pictool.runtime.device import has_streams
 
 
 def to_bytes(tensor: Tensor) -> memoryview:
@@ -20,6 +22,12 @@ def to_bytes(tensor: Tensor) -> memoryview:
 def from_bytes(data: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """A tensor over writable bytes, without a copy."""
     return torch.frombuffer(data, dtype=dtype).view(*shape)
+
+
+def to_device(numbers: NDArray[Any], device: torch.device) -> Tensor:
+    """A tensor of these numbers on a device; the host does not wait for what the device has to do before."""
+    tensor = torch.from_numpy(numbers)
+    return tensor.pin_memory().to(device, non_blocking=True) if has_streams(device) else tensor.to(device)
 
 
 def require_finite(what: str, dtype: str, *tensors: Tensor) -> None:

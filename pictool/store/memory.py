@@ -38,6 +38,11 @@ class LayerMemory:
             self._insert(content, buffer, num_bytes)
         return buffer
 
+    def has(self, content: Hashable) -> bool:
+        """Whether there is a buffer with this content."""
+        with self._lock:
+            return content in self._buffers
+
     def _insert(self, content: Hashable, buffer: Any, num_bytes: int) -> None:
         if num_bytes > self.max_bytes or content in self._buffers:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -15,7 +16,7 @@ from transformers import LlamaConfig
 from pictool.doctor.exactness import CHECKS, examine_exactness
 from pictool.doctor.verdict import Verdict, VerdictStatus
 from pictool.errors import InputError
-from pictool.linker.loader import Loader
+from pictool.linker.loader import Loader, Source
 from pictool.runtime import attention
 from pictool.runtime.memory.image import Image
 from pictool.runtime.model import Model, load_model, wrap_model
@@ -92,7 +93,7 @@ def mask_of_the_last_rows(patch: pytest.MonkeyPatch) -> None:
 
     def aligned(query: Tensor, key: Tensor, value: Tensor, spans: Any, *more: Any) -> Tensor:
         rows, keys = query.shape[2], key.shape[2]
-        return rectangle(query, key, value, [(keys - rows, keys)], *more)
+        return rectangle(query, key, value, np.array([(keys - rows, keys)]), *more)
 
     patch.setattr(attention, "_rectangle", aligned)
 
@@ -121,8 +122,8 @@ def stale_buffer(patch: pytest.MonkeyPatch) -> None:
     """Every other load gives what was read before."""
     read, before = Loader._decoded, dict[int, Tensor]()
 
-    def stale(self: Loader, file: ObjectFile, layer: int) -> Tensor:
-        fresh = read(self, file, layer)
+    def stale(self: Loader, source: Source, layer: int) -> Tensor:
+        fresh = read(self, source, layer)
         old = before.pop(len(fresh), None)
         before.setdefault(len(fresh), fresh.clone())
         return fresh if old is None else old

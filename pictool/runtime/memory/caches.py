@@ -40,8 +40,13 @@ LayerKV = tuple[Tensor, Tensor]  # key and value of one layer, each [batch, kv_h
 class LayerCache(Protocol):
     """What a decoder layer needs of a cache (the part of transformers' `Cache` that it calls)."""
 
+    @property
+    def takes_rotated(self) -> bool:
+        """Whether the layer rotates keys itself, as the model does alone; else they come un-rotated."""
+        ...
+
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
-        """Receive the rows' fresh un-rotated `key` and `value`, [batch, kv_heads, rows, head_dim].
+        """Receive the rows' fresh `key` and `value`, [batch, kv_heads, rows, head_dim].
 
         Returns:
             Rotated K and V that the rows attend to, [batch, kv_heads, n, head_dim]; column j is position j.
@@ -54,6 +59,8 @@ class PassThroughCache:
 
     `tables` are the rotary tables of the rows' positions.
     """
+
+    takes_rotated = False
 
     def __init__(self, stack: LayerStack, tables: RotaryTables) -> None:
         self.tables = tables
@@ -123,17 +130,22 @@ class ImageCache(PassThroughCache):
     def __init__(self, image: Image, tables: RotaryTables, rows: Rows) -> None:
         super().__init__(image.stack, tables)
         self._image, self._rows = image, rows
+        self.takes_rotated = not image.keeps_keys
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
         index = self._stack.kv_index[layer]
         assert index is not None
-        self._image.take_fresh(index, self._stack.by_rotation(key, value)[0], self._rows)
-        self._image.write(index, *super().update(key, value, layer), self._rows)
+        if not self.takes_rotated:
+            self._image.take_fresh(index, self._stack.by_rotation(key, value)[0], self._rows)
+            key, value = super().update(key, value, layer)
+        self._image.write(index, key, value, self._rows)
         return self._image.key(index), self._image.value(index)
 
 
 class ReadOnlyCache:
     """Rows attend to the prompt of a finished image. Their own K and V are dropped; the image holds them already."""
+
+    takes_rotated = True
 
     def __init__(self, image: Image) -> None:
         self._image, self._num_tokens = image, image.layout.num_tokens
@@ -145,6 +157,8 @@ class ReadOnlyCache:
 class ProjectionCache:
     """Ends a layer as soon as its K and V are known, by raising `Projected`."""
 
+    takes_rotated = False
+
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
         raise Projected(key, value)
 
@@ -154,6 +168,7 @@ class CountingCache:
 
     def __init__(self, cache: LayerCache, positions: Tensor) -> None:
         self._cache, self._offsets = cache, positions - torch.arange(len(positions), device=positions.device)
+        self.takes_rotated = cache.takes_rotated
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
         return self._cache.update(key, value, layer)
@@ -170,6 +185,7 @@ class StatefulCache:
         from transformers.cache_utils import LinearAttentionLayer
 
         self._cache, self._layer = cache, LinearAttentionLayer()
+        self.takes_rotated = cache is not None and cache.takes_rotated
         # Theirs has one column more, of the input that the next token's convolution does not read any more.
         self._layer.conv_states[0] = pad(before.tail, (1, 0))
         self._layer.conv_kernel_size[0] = before.tail.shape[-1] + 1

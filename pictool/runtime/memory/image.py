@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ class Image:
     """KV of a prompt, filled layer by layer; position j of the prompt is row j of every buffer.
 
     A layer's buffers are its keys and values, or the other two parts that it keeps (`Geometry.parts`), which are then
-    called so, too. What is rotated is rotated to its position. `place` and `write` copy: they never write to their
+    called so, too. What is rotated is rotated to its position. `fill` and `write` copy: they never write to their
     sources. Different layers may be filled by different threads. Of a hybrid, layers that are filled are counted among
     those with K and V, and `states` are those of its linear layers, which are computed in ascending order.
     """
@@ -42,6 +41,7 @@ class Image:
         # Per layer, the keys (or the other rotated part) of the rows computed there as they were before rotation, if
         # `keep_keys` was called: [1, kv_heads, rows, head_dim]
         self.fresh_keys: list[Tensor] | None = None
+        self._last_tables: tuple[Rows, RotaryTables] | None = None  # of the rows of the last pass
 
     def _buffers(self, tokens: int) -> tuple[list[Tensor], list[Tensor]]:
         """Keys and values of each layer, [1, kv_heads, tokens, head_dim]. No position is read before it is written."""
@@ -61,6 +61,11 @@ class Image:
         """Values of a layer, [1, kv_heads, n, head_dim]."""
         return self._values[layer][:, :, : self.num_tokens]
 
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether un-rotated keys are kept of the rows that are computed."""
+        return self.fresh_keys is not None
+
     def keep_keys(self) -> None:
         """Keep the un-rotated keys of the rows that are computed from now on, so that they can be stored."""
         self.fresh_keys = []
@@ -70,11 +75,9 @@ class Image:
         if self.fresh_keys is not None:
             self.fresh_keys.append(key)
 
-    def place(self, layer: int, start: int, key: Tensor, value: Tensor) -> None:
-        """Copy a chunk's un-rotated `key` and its `value` [kv_heads, tokens, head_dim] to position `start`."""
-        end = start + key.shape[1]
-        self._keys[layer][0, :, start:end] = key
-        self._values[layer][0, :, start:end] = value
+    def places(self, layer: int, start: int, end: int) -> LayerKV:
+        """Where a chunk's un-rotated key and its value [kv_heads, tokens, head_dim] are to be copied to."""
+        return self._keys[layer][0, :, start:end], self._values[layer][0, :, start:end]
 
     def fill(self, layer: int, start: int, key: Tensor, value: Tensor) -> None:
         """Copy rotated `key` and `value` [kv_heads, tokens, head_dim] to position `start`."""
@@ -82,7 +85,7 @@ class Image:
         self._keys[layer][0, :, start:end], self._values[layer][0, :, start:end] = key, value
 
     def relocate(self, layer: int, start: int, end: int) -> None:
-        """Rotate the keys that were placed in [start, end) to their positions; to be called once."""
+        """Rotate the keys that were copied to places in [start, end) to their positions; to be called once."""
         keys = self.stack.by_rotation(self._keys[layer], self._values[layer])[0][:, :, start:end]
         tables = tables_at(self._tables, slice(start, end))
         keys.copy_(self.stack.rotate(keys, tables, self.stack.kv_layers[layer]))
@@ -108,20 +111,26 @@ class Image:
         self, layer: int, hidden: Tensor, rows: Rows, on_scores: Callable[[Tensor], None] | None = None
     ) -> Tensor:
         if self.states is not None and self.stack.state_index[layer] is not None:
-            runs = [Rows(rows.positions[run.row :][: run.end - run.start], (replace(run, row=0),)) for run in rows.runs]
+            runs = [Rows.one(rows.positions[run.row :][: run.end - run.start], run.start, run.end) for run in rows.runs]
             apart = zip(torch.split(hidden, [len(run.positions) for run in runs], 1), runs, strict=True)
             return torch.cat(
                 [self._advance(layer, *part, tables_at(self._tables, part[1].positions)) for part in apart], 1
             )
-        tables = tables_at(self._tables, rows.positions)
-        return self.stack.layer(layer, hidden, ImageCache(self, tables, rows), tables, rows.runs, on_scores)
+        tables = self._tables_of(rows)
+        return self.stack.layer(layer, hidden, ImageCache(self, tables, rows), tables, rows.bounds, on_scores)
+
+    def _tables_of(self, rows: Rows) -> RotaryTables:
+        """The rotary tables of rows, which mostly are those of the layer before."""
+        if self._last_tables is None or self._last_tables[0] is not rows:
+            self._last_tables = rows, tables_at(self._tables, rows.positions)
+        return self._last_tables[1]
 
     def _advance(self, layer: int, hidden: Tensor, rows: Rows, tables: RotaryTables) -> Tensor:
         """Run a linear layer on one run of rows, after the state of all that precedes them."""
         assert self.states is not None
         (run,) = rows.runs
         cache = StatefulCache(ImageCache(self, tables, rows), layer, self.states.before(layer, run.start))
-        out = self.stack.layer(layer, hidden, cache, tables, rows.runs)
+        out = self.stack.layer(layer, hidden, cache, tables, rows.bounds)
         self.states.move(layer, run.end, cache.state)
         return out
 
@@ -134,7 +143,7 @@ class Image:
             out = self.compute(self.stack.num_layers - 1, hidden, rows)
             self.states.keep()
             return out[:, -1:]
-        layer, tables = self.stack.num_layers - 1, tables_at(self._tables, rows.positions)
+        layer, tables = self.stack.num_layers - 1, self._tables_of(rows)
         fresh = self.stack.project(layer, hidden, tables)
         self.take_fresh(layer, self.stack.by_rotation(*fresh)[0], rows)
         self.write(layer, *self.stack.rotate_parts(fresh, tables, layer), rows)
@@ -143,7 +152,7 @@ class Image:
 
     def project(self, layer: int, hidden: Tensor, rows: Rows) -> LayerKV:
         """Fresh K (rotated) and V [1, kv_heads, rows, head_dim] of `rows` at a layer; the image stays as it is."""
-        tables = tables_at(self._tables, rows.positions)
+        tables = self._tables_of(rows)
         return self.stack.rotate_parts(self.stack.project(layer, hidden, tables), tables, layer)
 
     def unrotated(self, layer: int, key: Tensor, start: int, end: int) -> LayerKV:
@@ -162,7 +171,7 @@ class Image:
 
     def write(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> None:
         """Copy rotated `key` and `value` [1, kv_heads, rows, head_dim] to the positions of `rows`."""
-        if len(rows.runs) > _MANY_RUNS:
+        if len(rows.bounds) > _MANY_RUNS:
             self._keys[layer][:, :, rows.positions] = key
             self._values[layer][:, :, rows.positions] = value
             return
@@ -189,10 +198,10 @@ class Image:
         self.num_tokens += 1
         self._require_room()
         at = torch.tensor([position], device=self.stack.device)
-        tables, row = self.stack.next_rotary_tables(at), Rows(at, (Run(0, position, position + 1),))
+        tables, row = self.stack.next_rotary_tables(at), Rows.one(at, position, position + 1)
         hidden = self.stack.embed(torch.tensor([[token]], device=self.stack.device))
         if self.states is None:
-            hidden = self.stack.layers(hidden, ImageCache(self, tables, row), tables, row.runs, on_scores)
+            hidden = self.stack.layers(hidden, ImageCache(self, tables, row), tables, row.bounds, on_scores)
         else:
             hidden = self._append_stateful(hidden, row, tables)
         return self.stack.logits(hidden[0])[0]
@@ -201,7 +210,7 @@ class Image:
         """Run all layers of a hybrid on one row that follows all others."""
         for layer, index in enumerate(self.stack.state_index):
             if index is None:
-                hidden = self.stack.layer(layer, hidden, ImageCache(self, tables, row), tables, row.runs)
+                hidden = self.stack.layer(layer, hidden, ImageCache(self, tables, row), tables, row.bounds)
             else:
                 hidden = self._advance(layer, hidden, row, tables)
         return hidden

@@ -201,6 +201,7 @@ class PooledImage(Image):
         self._documents = self._documents.to(pool.stack.device)
         self._has_documents, self._is_pooled = bool(documents), True
         self._first = min((start for start, _ in documents), default=None)
+        self._last_slots: tuple[Rows, Tensor] | None = None
         super().__init__(pool.stack, layout)
 
     @property
@@ -216,19 +217,23 @@ class PooledImage(Image):
         ]
         return [first for first, _ in pairs], [second for _, second in pairs]
 
-    def place(self, layer: int, start: int, key: Tensor, value: Tensor) -> None:
-        at = slice(self._base + start, self._base + start + key.shape[1])
-        self._pool.raw[layer][:, at], self._pool.values[layer][:, at] = self.stack.by_rotation(key, value)
+    def places(self, layer: int, start: int, end: int) -> LayerKV:
+        at = slice(self._base + start, self._base + end)
+        return self.stack.by_rotation(self._pool.raw[layer][:, at], self._pool.values[layer][:, at])
 
     def relocate(self, layer: int, start: int, end: int) -> None:
         raw = self._pool.raw[layer][None, :, self._base + start : self._base + end]
         keys = self.stack.by_rotation(self._keys[layer], self._values[layer])[0]
         keys[:, :, start:end] = self.stack.rotate(raw, tables_at(self._tables, slice(start, end)), layer)
 
+    @property
+    def keeps_keys(self) -> bool:
+        return super().keeps_keys or (self._pool.keeps_raw and self._is_pooled)
+
     def take_fresh(self, layer: int, key: Tensor, rows: Rows) -> None:
         super().take_fresh(layer, key, rows)
         if self._pool.keeps_raw and self._is_pooled:
-            at = rows.positions if self._first is None else rows.positions[rows.positions < self._first]
+            at = rows.positions if self._first is None else rows.positions[: rows.before(self._first)]
             self._pool.raw[layer][:, self._base + at] = key[0, :, : len(at)]
 
     @property
@@ -242,12 +247,20 @@ class PooledImage(Image):
         return self.stack.by_rotation(self._pool.raw[layer][:, at], self._pool.values[layer][:, at])
 
     def write(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> None:
-        count = sum(max(0, min(run.end, self.layout.num_tokens) - run.start) for run in rows.runs)  # rows ascend
-        if count and self._has_documents:
-            positions = rows.positions[:count]
-            at = positions[self._documents[positions]] + self._base
+        if self._has_documents and (count := rows.before(self.layout.num_tokens)):
+            at = self._in_documents(rows, count)
             self._saved.append(SavedRows(layer, at, self._pool.keys[layer][:, at], self._pool.values[layer][:, at]))
         super().write(layer, key, value, rows)
+
+    def _in_documents(self, rows: Rows, count: int) -> Tensor:
+        """The slots of those of the first `count` rows that are in documents; mostly the same as at the layer before.
+
+        The device is waited for.
+        """
+        if self._last_slots is None or self._last_slots[0] is not rows:
+            positions = rows.positions[:count]
+            self._last_slots = rows, positions[self._documents[positions]] + self._base
+        return self._last_slots[1]
 
     def append(self, token: int, on_scores: Callable[[Tensor], None] | None = None) -> Tensor:
         if self._is_pooled:

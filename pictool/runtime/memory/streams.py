@@ -12,12 +12,10 @@ import torch
 from pictool.runtime.device import has_streams
 
 
-def side_stream(device: torch.device) -> torch.Stream | None:
-    """A new stream that begins after all that the current one has to do; None on a device without streams."""
-    if not has_streams(device):
-        return None
+def side_stream(device: torch.device, after: torch.Event) -> torch.Stream:
+    """A new stream that begins after an event. One thread alone enters it."""
     stream = torch.Stream(device)
-    stream.wait_stream(torch.accelerator.current_stream(device))
+    stream.wait_event(after)
     return stream
 
 
