@@ -7,6 +7,8 @@ alone, at the positions where it is in the prompt (so that `transformers` rotate
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,15 +74,20 @@ def full(module: Any, tokens: list[int]) -> Dense:
     return _forward(module, tokens, 0)
 
 
-@torch.no_grad()
-def in_two_passes(module: Any, tokens: list[int], cut: int) -> Tensor:
-    """The logits [vocab] at the last token, when the tokens before `cut` are computed first."""
-    cache = DynamicCache(config=module.config)
-    for part in (tokens[:cut], tokens[cut:]):
-        ids = torch.tensor([part], device=module.device)
-        logits = module(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-    last: Tensor = logits[0, -1]
-    return last
+@contextmanager
+def rounded_anew(module: Any, seed: int) -> Iterator[Any]:
+    """The model, whose embeddings are changed at random by what rounding in its dtype may change."""
+    generator = torch.Generator(module.device).manual_seed(seed)
+
+    def change(_: Any, __: Any, embedded: Tensor) -> Tensor:
+        noise = torch.empty_like(embedded, dtype=torch.float32).uniform_(-1, 1, generator=generator)
+        return (embedded * (1 + noise * torch.finfo(embedded.dtype).eps)).to(embedded.dtype)
+
+    handle = module.get_input_embeddings().register_forward_hook(change)
+    try:
+        yield module
+    finally:
+        handle.remove()
 
 
 def isolated(module: Any, tokens: list[int], start: int, sinks: tuple[int, ...] = ()) -> KV:

@@ -10,15 +10,17 @@ import math
 import os
 import threading
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import accumulate
 from types import TracebackType
 
 import torch
 
 from pictool.linker.dequantize import is_quantized, read_quantized
+from pictool.linker.staging import StagedObject, StagedRows
 from pictool.runtime.memory import streams
 from pictool.runtime.memory.image import Image
 from pictool.runtime.memory.states import StateMap
@@ -68,19 +70,24 @@ class Copy:
     start: int
 
 
-class Source:
+class LoadedObject:
     """An object file as the loader reads it; what its header says is looked up once."""
 
-    def __init__(self, file: ObjectFile, is_pinned: bool) -> None:
+    def __init__(self, file: ObjectFile) -> None:
         self.file, self.is_quantized = file, is_quantized(file)
         self.checksums, self.layer_bytes, self.dims = (
             file.checksums["layers"], file.layer_bytes, file.meta.shape.part_dims
         )  # fmt: skip
-        self._kind = (file.meta.codec, file.meta.shape, is_pinned)
+        self._kind = (file.meta.codec, file.meta.shape)
 
-    def decoded_content(self, layer: int) -> Hashable:
-        """What says how the bytes of a decoded layer are."""
-        return (self.checksums[layer], *self._kind)
+    def decoded_content(self, layer: int, is_pinned: bool) -> Hashable:
+        """What says how the bytes of a decoded layer are, and in which memory."""
+        return (self.checksums[layer], *self._kind, is_pinned)
+
+    def staged(self, tokens: slice) -> StagedObject:
+        """How these tokens of it are staged."""
+        heads, length, _ = self.dims[0]
+        return StagedObject(heads, length, tokens)
 
 
 class Loader:
@@ -108,19 +115,27 @@ class Loader:
             self._resources.callback(part.file.close)
         self._layers: dict[int, Future[torch.Event | None]] = {}
         self._busy = BusyTime()
-        self._ready = streams.event_now(image.stack.device)  # when the image's buffers are; None: it has no streams
+        self._sources = {part.file: LoadedObject(part.file) for part in placed}
+        self._rows = self._stage() if streams.event_now(image.stack.device) is not None and placed else None
+        self._columns = [*accumulate((part.end - part.start for part in placed), initial=0)][:-1]
+        # When the image's buffers are ready, and what is staged by; None: the device has no streams.
+        self._ready = streams.event_now(image.stack.device)
         self._streams: list[torch.Stream] = []
         self._resources.callback(self._synchronize_streams)
-        self._sources = {part.file: Source(part.file, self._ready is not None) for part in placed}
         num_threads = 1 if self._ready is None else min(_MOST_THREADS, max(1, (os.cpu_count() or 1) // 2))
         self._ahead = max(PREFETCHED_LAYERS, num_threads + 1)
         self._threads = self._resources.enter_context(ThreadPoolExecutor(num_threads, "pic-loader"))
         self._staging = threading.local()
-        self._uses_threads = not self._is_in_memory() and (
+        self._in_memory = self._is_in_memory()
+        self._uses_threads = not self._in_memory and (
             overlaps or sum(source.layer_bytes for source in self._sources.values()) >= SMALL_LAYER_BYTES
         )
         if self._uses_threads:
             self._prefetch(first)
+
+    def _stage(self) -> StagedRows:
+        staged = [self._sources[part.file].staged(part.tokens) for part in self._placed]
+        return StagedRows(staged, self._image.stack.device)
 
     def __enter__(self) -> Loader:
         return self
@@ -160,7 +175,7 @@ class Loader:
         if event is not None:
             streams.order_after(event, self._image.stack.device)
         waited = time.perf_counter() - started
-        self._uses_threads = self._uses_threads or waited > PATIENCE_S
+        self._uses_threads = self._uses_threads or (waited > PATIENCE_S and not self._in_memory)
         if self._uses_threads:
             self._prefetch(layer + 1)
         elif self._ready is not None and layer + 1 < self._image.stack.num_layers:
@@ -178,7 +193,7 @@ class Loader:
         if (first := self._image.stack.kv_index[self._first]) is not None:
             layers.add(first)
         return self._ready is not None and memory is not None and all(
-            memory.has(source.checksums[layer] if source.is_quantized else source.decoded_content(layer))
+            memory.has(source.checksums[layer] if source.is_quantized else source.decoded_content(layer, True))
             for source in self._sources.values()
             for layer in layers
         )  # fmt: skip
@@ -228,35 +243,46 @@ class Loader:
 
     def _place_kv(self, layer: int) -> None:
         """Copy what the objects have of a layer to its places, and rotate the keys there."""
-        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for part in self._placed:
-            source = self._sources[part.file]
-            numbers = self._numbers(source, layer)
-            if not part.is_whole:
-                numbers = tuple(kept[:, part.tokens] for kept in numbers)
-            for image, start in self._places(part):
-                copies += zip(image.places(layer, start, start + numbers[0].shape[1]), numbers, strict=True)
-            if self._memory is None:  # a buffer is read to again soon
-                self._copy(copies)
-                if self._ready is not None and not source.is_quantized:
-                    self._staging.copied[0] = self._staging.stream.record_event()
-        self._copy(copies)
+        if self._ready is None:
+            for part in self._placed:
+                numbers = [kept[:, part.tokens] for kept in self._numbers(self._sources[part.file], layer)]
+                self._put(layer, [(self._image, part.start), *self._other_places(part)], numbers)
+        elif self._rows is not None:
+            self._place_staged(layer, self._rows)
         for start, end in self._runs:
             self._image.relocate(layer, start, end)
         for copy in self._copies:
             copy.image.relocate(layer, copy.start, copy.start + copy.part.end - copy.part.start)
 
-    def _places(self, part: PlacedObject) -> Iterator[tuple[Image, int]]:
-        """Where a part goes."""
-        yield self._image, part.start
-        yield from ((copy.image, copy.start) for copy in self._copies if copy.part is part)
+    def _place_staged(self, layer: int, rows: StagedRows) -> None:
+        """The same on an accelerator: by one copy of each object's part, and a gather."""
+        staging = self._staging
+        buffers = [rows.buffer(part.width, self._image.stack.dtype) for part in self._image.stack.geometry.parts]
+        for which, part in enumerate(self._placed):
+            source = self._sources[part.file]
+            for buffer, numbers in zip(buffers, self._numbers(source, layer), strict=True):
+                rows.of_object(buffer, which).copy_(numbers.view(-1, buffer.shape[1]), non_blocking=True)
+            if self._memory is None and not source.is_quantized:  # its buffer is read to again soon
+                staging.copied[0] = staging.stream.record_event()
+        wanted, column = [rows.gather(buffer) for buffer in buffers], 0
+        for start, end in self._runs:
+            self._put(layer, [(self._image, start)], [part[:, column : column + end - start] for part in wanted])
+            column += end - start
+        for placed, first in zip(self._placed, self._columns, strict=True):
+            own = slice(first, first + placed.end - placed.start)
+            self._put(layer, self._other_places(placed), [part[:, own] for part in wanted])
 
-    def _copy(self, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        for target, numbers in copies:
-            target.copy_(numbers, non_blocking=self._ready is not None)
-        copies.clear()
+    def _other_places(self, part: PlacedObject) -> list[tuple[Image, int]]:
+        """Where else a part goes."""
+        return [(copy.image, copy.start) for copy in self._copies if copy.part is part]
 
-    def _numbers(self, source: Source, layer: int) -> tuple[torch.Tensor, ...]:
+    def _put(self, layer: int, places: Iterable[tuple[Image, int]], numbers: Sequence[torch.Tensor]) -> None:
+        """Copy keys and values [kv_heads, n, head_dim] to places in images."""
+        for image, start in places:
+            for target, part in zip(image.places(layer, start, start + numbers[0].shape[1]), numbers, strict=True):
+                target.copy_(part)
+
+    def _numbers(self, source: LoadedObject, layer: int) -> tuple[torch.Tensor, ...]:
         """The parts of one object, as keys and values [kv_heads, n, head_dim]: on the device, or on the host."""
         stack, file = self._image.stack, source.file
         if source.is_quantized and (self._memory is None or self._ready is not None):
@@ -265,7 +291,7 @@ class Loader:
         parts = torch.split(numbers, [*map(math.prod, source.dims)])
         return tuple(part.view(of) for part, of in zip(parts, source.dims, strict=True))
 
-    def _coded(self, source: Source, layer: int) -> memoryview:
+    def _coded(self, source: LoadedObject, layer: int) -> memoryview:
         """A layer as it is in its file, checked."""
         file = source.file
 
@@ -278,7 +304,7 @@ class Loader:
         coded: memoryview = self._memory.get(source.checksums[layer], file.stored_bytes(layer), read)
         return coded
 
-    def _decoded(self, source: Source, layer: int) -> torch.Tensor:
+    def _decoded(self, source: LoadedObject, layer: int) -> torch.Tensor:
         """Keys and values of a layer as bytes, uint8 [layer_bytes or more]; not to be written to."""
         file = source.file
 
@@ -290,7 +316,7 @@ class Loader:
         if self._memory is None:
             return read(self._buffer(source.layer_bytes))
         decoded: torch.Tensor = self._memory.get(
-            source.decoded_content(layer), source.layer_bytes,
+            source.decoded_content(layer, self._ready is not None), source.layer_bytes,
             lambda: read(streams.host_buffer(source.layer_bytes, self._image.stack.device)),
         )  # fmt: skip
         return decoded

@@ -16,7 +16,7 @@ from transformers import LlamaConfig
 from pictool.doctor.exactness import CHECKS, examine_exactness
 from pictool.doctor.verdict import Verdict, VerdictStatus
 from pictool.errors import InputError
-from pictool.linker.loader import Loader, Source
+from pictool.linker.loader import LoadedObject, Loader
 from pictool.runtime import attention
 from pictool.runtime.memory.image import Image
 from pictool.runtime.model import Model, load_model, wrap_model
@@ -122,7 +122,7 @@ def stale_buffer(patch: pytest.MonkeyPatch) -> None:
     """Every other load gives what was read before."""
     read, before = Loader._decoded, dict[int, Tensor]()
 
-    def stale(self: Loader, source: Source, layer: int) -> Tensor:
+    def stale(self: Loader, source: LoadedObject, layer: int) -> Tensor:
         fresh = read(self, source, layer)
         old = before.pop(len(fresh), None)
         before.setdefault(len(fresh), fresh.clone())
