@@ -4,6 +4,7 @@ The weights are random: times do not depend on them. CPU seconds of the process 
 repeats, and their ratios.
 
     python -m benchmarks.llamacpp --out benchmarks/results/llamacpp.json
+    python -m benchmarks.llamacpp --memory --out benchmarks/results/llamacpp_memory.json
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pictool.engines.llamacpp.model import GgufModel, open_gguf
 from pictool.linker.grid import named_policy
 from pictool.linker.link import link
 from pictool.linker.spec import Spec
-from pictool.runtime.machine import machine
+from pictool.runtime.machine import PeakMemory, machine
 from pictool.runtime.model import load_model
 from pictool.store.store import Store
 
@@ -100,6 +101,28 @@ def measure(model: GgufModel, documents: int, length: int, repeats: int) -> dict
     }  # fmt: skip
 
 
+def measure_memory(model: GgufModel, documents: int, length: int) -> dict[str, Any]:
+    """Bytes that a link takes beside its context's KV, which stays: at the first link, and when a context is there."""
+    draw = torch.Generator().manual_seed(documents)
+    ids = torch.randint(3, model.config.vocab_size, (documents, length), generator=draw).tolist()
+    chunks = [Chunk(f"chunk {i}", tuple(tokens), f"chunk {i}") for i, tokens in enumerate(ids)]
+    token_bytes = model.geometry.layers * sum(part.heads * part.width for part in model.geometry.parts) * 2
+    peaks = dict[str, list[int | None]]()
+    with tempfile.TemporaryDirectory() as root:
+        store = Store(root)
+        compile_chunks(model, store, chunks)
+        for name in POLICIES:
+            peaks[name] = []
+            for _ in range(3):
+                with PeakMemory("cpu") as peak:
+                    link(model, store, Spec.raw(chunks, "Answer:", named_policy(name)))
+                peaks[name].append(peak.bytes)
+    return {
+        "documents": documents, "length": length, "chunk_bytes": length * token_bytes,
+        "context_kv_bytes": (documents * length + 256) * token_bytes, "peak_bytes": peaks,
+    }  # fmt: skip
+
+
 def linked_decode_s(model: GgufModel, store: Store, spec: Spec) -> float:
     """CPU seconds of one token after a link."""
     image = link(model, store, spec).image
@@ -110,6 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     options = parser.parse_args()
     torch.set_num_threads(1)
     load = os.getloadavg()
@@ -117,7 +141,10 @@ def main() -> None:
         path = Path(root) / "qwen2.5-0.5b-random-q8_0.gguf"
         write_model(path)
         model = open_gguf(str(path), "cpu", "float16")
-        results = [measure(model, documents, length, options.repeats) for documents, length in SHAPES]
+        results = [
+            measure_memory(model, *shape) if options.memory else measure(model, *shape, options.repeats)
+            for shape in SHAPES
+        ]
     report = {
         "shape": "Qwen2.5-0.5B, random weights, q8_0, KV in float16", "threads": 1, "load_average_before": load,
         "load_average_after": os.getloadavg(), "llama.cpp": api().llama_version().decode(), "machine": machine(),

@@ -106,7 +106,7 @@ def bench_breakdown(
     Raises:
         PicError: a prompt that is too long for the model, a policy that does not fit it, no room for the objects.
     """
-    if model.own_link is not None:
+    if not model.is_of_transformers:
         raise InputError(f"{model.name}: llama.cpp does not show the time of each layer; use pic bench sync")
     prompt = make_prompt(model, policies, options, directory)
     runs = {each.label: partial(link_in_parts, model, prompt, each.policy, options.is_cold) for each in policies}

@@ -155,7 +155,7 @@ def bench_context(
         }
     rates = rates.or_better(measure_rates(model.device, model.dtype))
     methods = {labelled.label: (labelled.policy.params, labelled.policy.plot) for labelled in policies}
-    if model.own_link is None:
+    if model.is_of_transformers:
         methods[TRANSFORMERS] = ({}, TRANSFORMERS_STYLE)
     curves = [
         Curve(label, params, _points(label, samples_at, rates), ended.get(label), style)

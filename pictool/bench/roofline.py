@@ -82,7 +82,7 @@ def link_flops(model: Model, rows: RowMask, checked: Sequence[int]) -> float | N
     next layer. Of the last layer nothing needs more than K and V, but of the last row.
     None for a GGUF file, whose sizes are not read.
     """
-    if model.own_link is not None:
+    if not model.is_of_transformers:
         return None
     sizes = _Sizes.of(model)
     flops = 2.0 * sizes.vocab * sizes.hidden  # the logits of one row

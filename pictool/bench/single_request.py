@@ -91,7 +91,7 @@ def run_linked(
 
 def baseline_runs(model: Model, ids: list[int], new_tokens: int) -> dict[str, Callable[[], Measurement]]:
     """`transformers`, beside the policies; nothing for a GGUF file, whose `full` is llama.cpp's own prefill."""
-    if model.own_link is not None:
+    if not model.is_of_transformers:
         return {}
     return {TRANSFORMERS: partial(run_transformers, model, transformers_module(model), ids, new_tokens)}
 

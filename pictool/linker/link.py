@@ -193,7 +193,7 @@ def _find_prefix(
 ) -> tuple[PromptParts, FoundPrefix | None, list[PlacedObject]]:  # fmt: skip
     """What a prompt reuses of earlier ones, and the parts that it links beside that; None if it reuses none, nor is to
     be reused itself. A head that the store lacks is computed: it is the next prompt's prefix then."""
-    if residents is None or not residents.keeps_prefixes or policy.needs.chain_block or model.own_link is not None:
+    if residents is None or not residents.keeps_prefixes or policy.needs.chain_block or not model.is_of_transformers:
         return prompt_parts, None, []
     head = prompt_parts.parts[0]
     if head.has_object and head.file is None and not store.path(head.key(model)).exists():

@@ -134,6 +134,11 @@ class Model:
     # What a model that another library runs does in its own way
 
     @property
+    def is_of_transformers(self) -> bool:
+        """Whether it is a module of `transformers`, whose layers are run one by one."""
+        return self.own_link is None
+
+    @property
     def own_link(self) -> Callable[[Any], Any] | None:
         """What computes a prepared link (`linker.link.Prepared` to `Linked`) in place of the layers of `stack`."""
         return None

@@ -70,7 +70,7 @@ class Subject:
     @property
     def num_baselines(self) -> int:
         """`full`, and transformers where it runs this model."""
-        return 1 if self.model.own_link is not None else 2
+        return 2 if self.model.is_of_transformers else 1
 
     def num_links(self, repeats: int, num_baselines: int) -> int:
         """How many links there will be; `full` may be among the policies already."""
