@@ -168,9 +168,11 @@ def encode_object(chunk: CompiledChunk) -> EncodedObject:
     return EncodedObject(chunk.meta, (b"".join(parts),) if is_small else parts)
 
 
-def write_object(file: BinaryIO, chunk: CompiledChunk) -> None:
-    """Write one object. Raises as `encode_object`."""
-    file.writelines(encode_object(chunk).parts)
+def write_object(file: BinaryIO, chunk: CompiledChunk) -> EncodedObject:
+    """Write one object, which is returned. Raises as `encode_object`."""
+    encoded = encode_object(chunk)
+    file.writelines(encoded.parts)
+    return encoded
 
 
 class ObjectFile:
