@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from pictool.store.upkeep import StoreStats, VerifyResult
 
 DryRunOption = Annotated[bool, option("--dry-run", None, "Print what would be removed; remove nothing.")]
+RECOMPUTE = option(
+    "--recompute", "SHARE", "Compute this share of the objects again; set aside those that differ.", min=0, max=1
+)
 KeysArgument = Annotated[list[str], argument("KEY", "Keys, or unique beginnings of them.")]
 
 app = make_app("List, check, prune and move the objects of a store.")
@@ -224,23 +227,30 @@ def _stats_lines(stats: StoreStats) -> list[tuple[str, str]]:
 # Whether it is whole
 
 
-@command(app, "verify", "store", "model", "require_signed")
+@command(app, "verify", "store", "model", "device", "dtype", "require_signed")
 def run_verify(
     settings: Settings,
     repair: Annotated[
         bool, option("--repair", None, "Remove damaged objects; rename those under the name of another.")
     ] = False,
     dry_run: DryRunOption = False,
+    recompute: Annotated[Optional[float], RECOMPUTE] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Read and check every byte of every object. With -m, also compare texts with their tokens.
 
     \b
       pic store verify --repair
+      pic store verify --recompute 0.05 -m MODEL
     """
     from pictool.store.upkeep import verify
 
+    if recompute is not None and (repair or dry_run):
+        raise UsageError("--recompute: cannot be combined with --repair or --dry-run")
     store, check = open_existing(settings), None
+    if recompute is not None:
+        recompute_share(settings, store, find_intact(store, chains=False), recompute, as_json)
+        return
     if settings.origin("model") != DEFAULT:
         from pictool.compiler.chunking import require_own_text
 
@@ -279,6 +289,26 @@ def _print_problems(result: VerifyResult) -> None:
 command(app, "key")(run_key)
 command(app, "sign", "store", "signing_key")(run_sign)
 command(app, "trust", "require_signed")(run_trust)
+
+
+def recompute_share(
+    settings: Settings, store: Store, keys: Sequence[str], share: float, as_json: bool,
+    report: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
+    """Compute a share of objects again, and print what was found. Raises ObjectError if one differs."""
+    from pictool.compiler.recompute import choose, recompute, require_right
+
+    with progress("recomputing", len(choose(keys, share))) as advance:
+        found = recompute(open_model(settings), store, keys, share, advance)
+    if as_json:
+        print_json({**(report or {}), "recomputed": found.objects} | asdict(found))
+    else:
+        for problem in found.problems.values():
+            print(visible(problem))
+        for writer, (num_checked, num_bad) in sorted(found.writers.items()):
+            note(f"signed by {writer}: {num_bad} of {count(num_checked, 'recomputed object')} differ")
+        note(f"{count(found.objects, 'object')} recomputed, {found.skipped} skipped (of another model, or of a chain)")
+    require_right(found, store)
 
 
 # What is removed, and what stays
@@ -483,10 +513,16 @@ def run_push(
     _print_transferred(done, "sent", "there", as_json)
 
 
-@command(app, "pull", "store", "remote", "require_signed")
+@command(app, "pull", "model", "device", "dtype", "store", "remote", "require_signed")
 def run_pull(
     settings: Settings,
     keys: Annotated[list[str], argument("KEY", "Whole keys.", autocompletion=None)],
+    check: Annotated[
+        Optional[float],
+        option(
+            "--check", "SHARE", "Compute this share of the fetched objects again, as verify --recompute.", min=0, max=1
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fetch objects from the remote.
@@ -496,8 +532,12 @@ def run_pull(
     """
     from pictool.store.remote.transfer import pull
 
+    store = open_store(settings)
     with progress("pulling", len(keys)) as advance:
-        done = pull(open_store(settings), keys, advance)
+        done = pull(store, keys, advance)
+    if check is not None:
+        recompute_share(settings, store, done.keys, check, as_json, asdict(done) if as_json else {})
+        return
     _print_transferred(done, "fetched", "here", as_json)
 
 

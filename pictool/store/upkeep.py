@@ -20,7 +20,7 @@ from pictool.errors import (
 )
 from pictool.store import eviction
 from pictool.store.directory import ensure_store, is_store, require_store
-from pictool.store.entries import Entry, entries, inner_stores, temp_candidates
+from pictool.store.entries import SUFFIX, Entry, entries, inner_stores, temp_candidates
 from pictool.store.eviction import Tally
 from pictool.store.files import is_stale_temp, make_directory, remove_stale_temp, require_no_links
 from pictool.store.leases import leased_keys
@@ -33,6 +33,7 @@ from pictool.store.side.usage import HITS_FILE, UsageCounts, forget_hits, read_c
 from pictool.store.signatures import sidecar_of
 from pictool.store.store import Store
 
+QUARANTINE = "quarantine"
 Check = Callable[[ObjectFile], None]
 
 
@@ -310,6 +311,25 @@ def take_out(store: Store, key: str, check: Check | None = None) -> bool:
     except OSError as error:
         raise UnwritableStoreError(f"{path}: is {_what_is(path)}, and cannot be removed ({error.strerror})") from error
     return True
+
+
+def set_aside(store: Store, key: str) -> Path:
+    """Move an object with its signatures out of reach, to `quarantine/` in the store; returns where it is.
+
+    Raises:
+        StoreError: it cannot be moved.
+    """
+    path, aside = store.path(key), store.root / QUARANTINE / f"{key}{SUFFIX}"
+    try:
+        with eviction.locked_store(store.root) as fd:
+            eviction.forget_total(fd)
+            make_directory(aside.parent, store.root)
+            path.rename(aside)
+            with suppress(FileNotFoundError):
+                sidecar_of(path).rename(sidecar_of(aside))
+    except OSError as error:
+        raise UnwritableStoreError(f"{path}: cannot be set aside ({error.strerror}); remove it") from error
+    return aside
 
 
 def _what_is(path: Path) -> str:

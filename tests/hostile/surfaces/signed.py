@@ -54,8 +54,9 @@ class Signed(Surface):
         path = Path("st/objects", key[:2], f"{key}.kvo")
         what = draw.choice(ATTACKS)(self, path, draw)
         write("a.kvo", path.read_bytes() if path.is_file() else b"")
-        if Path(f"{path}.sig").is_file():
-            write("a.kvo.sig", Path(f"{path}.sig").read_bytes())
+        sidecar = Path(f"{path}.sig")
+        if sidecar.is_file() and not sidecar.is_symlink():
+            write("a.kvo.sig", sidecar.read_bytes())
         names = (key, key[:16]) if what == REPLAYED else (key, key[:16], "a.kvo")  # a file's name binds no text
         steps = [self._step(draw.choice(names), must_answer=what == HONEST)]
         if draw.random() < 0.5:
