@@ -100,9 +100,11 @@ def merge(*sidecars: bytes, digest: str = "") -> bytes:
     return "".join(f"{' '.join(line)}\n" for line in kept).encode()
 
 
-def write_sidecar(path: Path, sidecar: bytes, digest: str, temp_dir: Path | None = None) -> None:
-    """Add signatures to those beside a file. `temp_dir` as of `atomic_write`, which see for what is raised."""
-    with atomic_write(sidecar_of(path), temp_dir) as file:
+def write_sidecar(
+    path: Path, sidecar: bytes, digest: str, temp_dir: Path | None = None, durable: bool = True
+) -> None:  # fmt: skip
+    """Add signatures to those beside a file. `temp_dir`, `durable` and what is raised: as of `atomic_write`."""
+    with atomic_write(sidecar_of(path), temp_dir, durable=durable) as file:
         file.write(merge(sidecar, read_sidecar(path), digest=digest))
 
 

@@ -284,7 +284,8 @@ class Store:
                 signed = Signed.of_object(encoded)
                 self._own[signed.key] = signed.digest
                 if self.trust.key is not None:
-                    write_sidecar(path, self.trust.key.sign(signed), signed.digest, self.root / "tmp")
+                    own = self.trust.key.sign(signed)  # if a power failure takes it, the object is compiled again
+                    write_sidecar(path, own, signed.digest, self.root / "tmp", durable=False)
             if used_ns is not None:
                 file.flush()  # a later write would change the time
                 os.utime(file.fileno(), ns=(used_ns, used_ns))
