@@ -64,7 +64,7 @@ def test_half_precision_of_0_2_0_is_compiled_again_and_said_to_be_so(old: Store)
     """Its RoPE frequencies were rounded: such KV is never linked."""
     found = pic("store", "verify", "--store", "st")
     assert found.code == 1 and "1 of 5 objects are damaged; take them out with --repair" in found.err
-    assert HALF[:12] in found.out and "half precision of pic 0.2" in found.out
+    assert HALF[:12] in found.out and "in half precision of pic 0.2" in found.out
     done = pic("compile", "b.txt", *HERE, "--dtype", "bfloat16", "--salt", SALT, "--json").json
     assert [(row["key"] == HALF, row["new"]) for row in done["objects"]] == [(False, True)]
     assert pic("store", "verify", "--repair", "--store", "st").code == 0

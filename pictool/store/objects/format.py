@@ -344,8 +344,8 @@ class ObjectFile:
             raise self._fail(f"holds the object {self.meta.key[:12]}, not what its name says; compile or push it again")
         if self.meta.own_key(self.tokens()) != key:
             raise self._fail(
-                f"its key {key[:12]} is not that of its content (a forged object, one with a salt of pic 0.1, or one in "
-                "half precision of pic 0.2); compile its text again"
+                f"its key {key[:12]} is not that of its content (a forged object, with a salt of pic 0.1, or in half "
+                "precision of pic 0.2); compile its text again"
             )
 
     def verify(self) -> None:
