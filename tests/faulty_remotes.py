@@ -15,7 +15,7 @@ from pictool.store.remote.remote import Remote
 class SlowAndHalfFailing(Remote):
     """Every second write breaks off, at random, and every one takes a while."""
 
-    def _put(self, source: os.PathLike[str] | EncodedObject, target: str) -> bool:
+    def _put(self, source: os.PathLike[str] | EncodedObject | bytes, target: str) -> bool:
         time.sleep(0.02)
         if random.random() < 0.5:
             raise ConnectionResetError("the connection was reset")
@@ -25,7 +25,7 @@ class SlowAndHalfFailing(Remote):
 class Full(Remote):
     """Has room for 20 objects, and for more where a file `more` is."""
 
-    def _put(self, source: os.PathLike[str] | EncodedObject, target: str) -> bool:
+    def _put(self, source: os.PathLike[str] | EncodedObject | bytes, target: str) -> bool:
         root = Path(self.url)
         if not (root / "more").exists() and sum(1 for _ in root.glob("objects/*/*.kvo")) >= 20:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -35,7 +35,7 @@ class Full(Remote):
 class Deadly(Remote):
     """A process that writes an object whose text has the word POISON dies. A file beside the remote counts them."""
 
-    def _put(self, source: os.PathLike[str] | EncodedObject, target: str) -> bool:
+    def _put(self, source: os.PathLike[str] | EncodedObject | bytes, target: str) -> bool:
         if isinstance(source, EncodedObject) and b"POISON" in source.read(0, source.num_bytes):
             with Path(f"{self.url}.deaths").open("ab") as deaths:
                 deaths.write(b".")

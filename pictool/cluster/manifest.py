@@ -12,17 +12,22 @@ Rows are sorted by id and chunk, so that two runs over the same documents write 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.errors import InputError
 from pictool.store.files import atomic_write
+from pictool.store.remote.remote import Remote
+from pictool.store.signatures import Signed, SigningKey, Trust, require_signed_file, sign_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_CONNECTIONS = 8  # to the remote
 COLUMNS = ("id", "chunk", "key", "tokens", "bytes", "error")
 
 
@@ -32,7 +37,8 @@ class ManifestRow:
 
     Beside what the manifest says: whether it was computed now (`is_new`), whether it is the first of its document,
     its share of the seconds that its batch took, and of the bytes that were read; and whether it stands for a worker
-    that cannot compile anything (`is_fatal`).
+    that cannot compile anything (`is_fatal`). `digest` is that of the header of an object that was computed now, which
+    its signature is of.
     """
 
     id: str
@@ -46,6 +52,7 @@ class ManifestRow:
     seconds: float
     num_read: int
     is_fatal: bool = False
+    digest: str | None = None
 
     @classmethod
     def failed(
@@ -64,6 +71,7 @@ def row_schema() -> pa.Schema:
             ("id", pa.string()), ("chunk", pa.int32()), ("key", pa.string()), ("tokens", pa.int32()),
             ("bytes", pa.int64()), ("error", pa.string()), ("is_new", pa.bool_()), ("is_first", pa.bool_()),
             ("seconds", pa.float64()), ("num_read", pa.int64()), ("is_fatal", pa.bool_()),
+            ("digest", pa.string()),
         ]
     )  # fmt: skip
 
@@ -75,8 +83,8 @@ def to_table(rows: Sequence[ManifestRow]) -> pa.Table:
     return pa.table({name: [getattr(row, name) for row in rows] for name in schema.names}, schema=schema)
 
 
-def write_manifest(path: Path, tables: Sequence[pa.Table]) -> None:
-    """Write a manifest, which appears as a whole.
+def write_manifest(path: Path, tables: Sequence[pa.Table], key: SigningKey | None = None) -> None:
+    """Write a manifest, which appears as a whole, and its signature beside it.
 
     Raises:
         StoreError: it cannot be written.
@@ -88,13 +96,39 @@ def write_manifest(path: Path, tables: Sequence[pa.Table]) -> None:
     table = table.select(COLUMNS).sort_by([("id", "ascending"), ("chunk", "ascending"), ("key", "ascending")])
     with atomic_write(path) as file:
         write_table(table, file, compression="zstd")
+    if key is not None:
+        sign_file(key, path)
 
 
-def read_manifest(path: Path) -> list[dict[str, object]]:
-    """The rows of a manifest. Raises InputError."""
+def sign_computed(remote: Remote, tables: Sequence[pa.Table], key: SigningKey) -> int:
+    """Sign the objects at the remote that this compile computed; returns how many.
+
+    No worker has the key: a signature says that the driver's workers returned this digest for that key.
+
+    Raises:
+        StoreError or RemoteError: the remote cannot be written.
+    """
+    computed = defaultdict[str, set[str]](set)  # digests by key: two workers may have computed a chunk in other packs
+    for table in tables:
+        for own, digest in zip(table["key"].to_pylist(), table["digest"].to_pylist(), strict=True):
+            if digest is not None:
+                computed[own].add(digest)
+
+    def sign(own: str) -> None:
+        signed = [Signed(digest, own) for digest in sorted(computed[own])]
+        remote.write_signatures(signed[0], b"".join(map(key.sign, signed)))
+
+    with ThreadPoolExecutor(_CONNECTIONS, "pic-sign") as threads:
+        list(threads.map(sign, computed))
+    return len(computed)
+
+
+def read_manifest(path: Path, trust: Trust | None = None) -> list[dict[str, object]]:
+    """The rows of a manifest. Raises InputError: it is none, or nobody whose signature `trust` requires signed it."""
     import pyarrow as pa
     from pyarrow.parquet import read_table
 
+    require_signed_file(trust, path)
     try:
         rows: list[dict[str, object]] = read_table(path).select(COLUMNS).to_pylist()
     except (OSError, pa.ArrowInvalid, KeyError) as error:

@@ -26,6 +26,7 @@ from pictool.serve.work import AnswerRequest, Backend, ChatPrompt, CompiledText
 from pictool.store.remote.remote import Remote
 from pictool.store.remote.transfer import push
 from pictool.store.side.usage import read_counts
+from pictool.store.signatures import Trust
 from pictool.store.store import Store
 
 _log = logging.getLogger("pictool.cluster")
@@ -71,6 +72,7 @@ class ReplicaSpec(ABC):
     fingerprints: tuple[str, str] | None = None
     threads: int = 1
     version: str = ""
+    trust: Trust | None = None
 
     @abstractmethod
     async def start(self, name: str) -> MountedBackend:
@@ -85,7 +87,7 @@ class ReplicaSpec(ABC):
         Store(self.root).ensure_store()
         return Store(
             Path(self.root) / TIERS / name, self.max_bytes, remote=self.remote, memory_bytes=self.memory_bytes,
-            on_warning=lambda problem: _log.warning("pic: %s", problem),
+            on_warning=lambda problem: _log.warning("pic: %s", problem), trust=self.trust,
         )  # fmt: skip
 
 

@@ -61,6 +61,7 @@ class VllmSpec(ReplicaSpec):
             "store": str(Path(self.root) / TIERS / name), "max_bytes": self.max_bytes, "remote": self.remote.url,
             "memory_bytes": self.memory_bytes, "policy": {"algo": policy.name, **policy.params},
             "policies": None if allowed is None else sorted(allowed),
+            **({} if self.trust is None else self.trust.fields),
         }  # fmt: skip
 
     def _set_environment(self) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from threading import Condition
@@ -24,6 +24,7 @@ from pictool.core import Chunk, CompileOptions
 from pictool.errors import InputError, PicError, StoreError
 from pictool.store.objects.format import EncodedObject, encode_object
 from pictool.store.remote.remote import Remote
+from pictool.store.signatures import Signed
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -114,7 +115,7 @@ class CompileWorker:
     """Compiles batches of documents. Creating one is cheap; the first batch loads the model."""
 
     def __init__(self, spec: BulkSpec) -> None:
-        self._spec = spec
+        self._spec, self._digests = spec, dict[str, str]()
         self._resources = ExitStack()
 
     @cached_property
@@ -145,7 +146,8 @@ class CompileWorker:
         rows, results, new = [], {**there, **made}, set(made)
         for document, parts in zip(documents, cut, strict=True):
             rows += _rows(document, parts, results, new, seconds)
-        return rows
+        digests, self._digests = self._digests, {}
+        return [replace(row, digest=digests[row.key]) if row.key is not None and row.is_new else row for row in rows]
 
     def _cut(self, model: Model, document: SourceDocument) -> list[_Part] | str:
         """The chunks of a document, or its error."""
@@ -181,6 +183,7 @@ class CompileWorker:
         def compile_and_send(chunks: Mapping[str, Chunk]) -> None:
             for done in compute_chunks(model, chunks, self._spec.options):
                 encoded = encode_object(done)
+                self._digests[done.meta.key] = Signed.of_object(encoded).digest
                 room.take(encoded.num_bytes)
                 sent[done.meta.key] = self._sending.submit(self._send, encoded, room)
 

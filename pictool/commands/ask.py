@@ -36,7 +36,9 @@ PASSAGES = 8
 REQUEST_FIELDS_OF_LINK = ("documents", "query", "script", "chunk_tokens")
 
 
-@command(app, "ask", "model", "device", "dtype", "store", "remote", *SALT, without=REQUEST_FIELDS_OF_LINK)
+@command(
+    app, "ask", "model", "device", "dtype", "store", "remote", "require_signed", *SALT, without=REQUEST_FIELDS_OF_LINK
+)
 def run_ask(
     folder: FolderOptions,
     request: RequestOptions,

@@ -123,7 +123,7 @@ class Compilation:
         return make_chunks(model, text, source, self.chunk_tokens, self.overlap)
 
 
-@command(app, "compile", "codec", "model", "device", "dtype", "store", "remote", *SALT)
+@command(app, "compile", "codec", "model", "device", "dtype", "store", "remote", "signing_key", *SALT)
 def run_compile(
     what: Compilation,
     settings: Settings,

@@ -104,7 +104,7 @@ class LinkOutput:
     model_files: Sequence[Path] = ()
 
 
-@command(app, "link", "model", "device", "dtype", "server", "store", "remote", *SALT)
+@command(app, "link", "model", "device", "dtype", "server", "store", "remote", "require_signed", *SALT)
 def run_link(
     request: RequestOptions,
     settings: Settings,

@@ -162,7 +162,7 @@ class ServeOptions:
     ] = "1G"
 
 
-@command(app, "serve", "model", "device", "dtype", "store", "remote", *SALT)
+@command(app, "serve", "model", "device", "dtype", "store", "remote", "require_signed", "signing_key", *SALT)
 def run_serve(
     options: ServeOptions,
     fleet: FleetOptions,
@@ -298,6 +298,7 @@ def run_in_vllm(options: ServeOptions, settings: Settings, more: Sequence[str]) 
         "policies": list(options.allow) or None,
         "min_tokens": options.min_tokens, "max_bytes": settings.max_size, "memory_bytes": settings.memory,
         "remote": settings.remote or None, "fingerprint": model.fingerprint,
+        **({} if store.trust is None else store.trust.fields),
         "serve": {
             "keys": keys, "ttl": options.ttl, "check": options.check, "check_limit": options.check_limit,
             "queue": options.queue, "active": options.active, "learn": learned_bytes(options),

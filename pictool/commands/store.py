@@ -21,9 +21,10 @@ from pictool.commands.console.sizes import parse_age, parse_size, show_age, show
 from pictool.commands.console.verbosity import note
 from pictool.commands.console.words import count
 from pictool.commands.settings.options import JsonOption, argument, command, make_app, option
-from pictool.commands.settings.resources import open_model, open_store
+from pictool.commands.settings.resources import find_intact, open_existing, open_model, open_store
 from pictool.commands.settings.settings import DEFAULT, Settings
-from pictool.errors import InputError, ObjectError, PicError, StoreError, UnreadableObjectError
+from pictool.commands.signing import ALL, run_key, run_sign, run_trust
+from pictool.errors import InputError, ObjectError
 from pictool.escapes import visible
 
 if TYPE_CHECKING:
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
     from pictool.store.store import Store, StoredObject
     from pictool.store.upkeep import StoreStats, VerifyResult
 
-ALL = "all"  # in place of keys
 DryRunOption = Annotated[bool, option("--dry-run", None, "Print what would be removed; remove nothing.")]
+RECOMPUTE = option(
+    "--recompute", "SHARE", "Compute this share of the objects again; set aside those that differ.", min=0, max=1
+)
 KeysArgument = Annotated[list[str], argument("KEY", "Keys, or unique beginnings of them.")]
 
 app = make_app("List, check, prune and move the objects of a store.")
@@ -103,18 +106,6 @@ def list_folders(store: Store, by: str, as_json: bool) -> None:
         size = f"{count(found['files'], 'file')}, {count(found['objects'], 'object')}, {show_size(found['bytes'])}"
         print(f"{visible(found['folder'])}  {size}")
     note(count(len(listed), "folder"))
-
-
-def open_existing(settings: Settings) -> Store:
-    """The store, which is there.
-
-    Raises:
-        StoreError: it is not.
-    """
-    store = open_store(settings)
-    if not store.root.exists():
-        raise StoreError(f"{store.root}: no such store; name another with --store, or make one with pic compile")
-    return store
 
 
 def _listed(
@@ -236,30 +227,44 @@ def _stats_lines(stats: StoreStats) -> list[tuple[str, str]]:
 # Whether it is whole
 
 
-@command(app, "verify", "store", "model")
+@command(app, "verify", "store", "model", "device", "dtype", "require_signed")
 def run_verify(
     settings: Settings,
     repair: Annotated[
         bool, option("--repair", None, "Remove damaged objects; rename those under the name of another.")
     ] = False,
     dry_run: DryRunOption = False,
+    recompute: Annotated[Optional[float], RECOMPUTE] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Read and check every byte of every object. With -m, also compare texts with their tokens.
 
     \b
       pic store verify --repair
+      pic store verify --recompute 0.05 -m MODEL
     """
     from pictool.store.upkeep import verify
 
+    if recompute is not None and (repair or dry_run):
+        raise UsageError("--recompute: cannot be combined with --repair or --dry-run")
     store, check = open_existing(settings), None
+    if recompute is not None:
+        recompute_share(settings, store, find_intact(store, chains=False), recompute, as_json)
+        return
     if settings.origin("model") != DEFAULT:
         from pictool.compiler.chunking import require_own_text
 
         check = partial(require_own_text, open_model(settings))
     result = verify(store, repair and not dry_run, check=check)
     if as_json:
-        print_json({"objects": result.objects, "damaged": result.problems, "repaired": list(result.repaired)})
+        print_json(
+            {
+                "objects": result.objects,
+                "damaged": result.problems,
+                "repaired": list(result.repaired),
+                "unsigned": list(result.unsigned),
+            }
+        )
     else:
         _print_problems(result)
     if left := len(result.problems) - len(result.repaired):
@@ -268,12 +273,42 @@ def run_verify(
 
 
 def _print_problems(result: VerifyResult) -> None:
+    if result.unsigned:
+        note(f"{count(len(result.unsigned), 'object')} without a trusted signature, absent for links")
     for key, problem in result.problems.items():
         print(visible(problem) + ("  (taken out)" if key in result.repaired else ""))
     if not result.problems:
         note(f"{count(result.objects, 'object')} read, none damaged")
     elif len(result.repaired) == len(result.problems):
         note(f"{count(result.objects, 'object')} read, {len(result.repaired)} removed; compile their texts again")
+
+
+# Who made it: signatures
+
+
+command(app, "key")(run_key)
+command(app, "sign", "store", "signing_key")(run_sign)
+command(app, "trust", "require_signed")(run_trust)
+
+
+def recompute_share(
+    settings: Settings, store: Store, keys: Sequence[str], share: float, as_json: bool,
+    report: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
+    """Compute a share of objects again, and print what was found. Raises ObjectError if one differs."""
+    from pictool.compiler.recompute import choose, recompute, require_right
+
+    with progress("recomputing", len(choose(keys, share))) as advance:
+        found = recompute(open_model(settings), store, keys, share, advance)
+    if as_json:
+        print_json({**(report or {}), "recomputed": found.objects} | asdict(found))
+    else:
+        for problem in found.problems.values():
+            print(visible(problem))
+        for writer, (num_checked, num_bad) in sorted(found.writers.items()):
+            note(f"signed by {writer}: {num_bad} of {count(num_checked, 'recomputed object')} differ")
+        note(f"{count(found.objects, 'object')} recomputed, {found.skipped} skipped (of another model, or of a chain)")
+    require_right(found, store)
 
 
 # What is removed, and what stays
@@ -398,7 +433,7 @@ def run_unpin(settings: Settings, keys: KeysArgument) -> None:
 # What moves: archives, and a remote
 
 
-@command(app, "export", "store")
+@command(app, "export", "store", "signing_key")
 def run_export(
     settings: Settings,
     archive: Annotated[str, argument("ARCHIVE", "File to write (a tar in zstd); - is stdout.")],
@@ -419,7 +454,7 @@ def run_export(
     if not is_stream and not force and Path(archive).is_file():
         raise InputError(f"{archive}: exists already; replace it with --force, or name another file")
     store = open_existing(settings)
-    exported = [store.resolve(key) for key in keys] if keys else _intact(store, chains=True)
+    exported = [store.resolve(key) for key in keys] if keys else find_intact(store, chains=True)
     with tempfile.TemporaryDirectory() if is_stream else nullcontext(".") as directory:
         name = str(Path(directory, "archive")) if is_stream else archive
         path = output_path("export", name, [store.path(key) for key in exported])
@@ -434,26 +469,7 @@ def run_export(
         note(f"{count(len(set(exported)), 'object')}, {show_size(size)}")
 
 
-def _intact(store: Store, chains: bool) -> list[str]:
-    """The keys of all objects but those whose headers are damaged, which are named.
-
-    Raises:
-        UnreadableObjectError: whether one is damaged cannot be told.
-    """
-    keys = []
-    for entry in store.objects(chains=chains):
-        try:
-            if entry.problem is not None:
-                store.peek_local(entry.key).close()
-            keys.append(entry.key)
-        except UnreadableObjectError:
-            raise
-        except PicError as error:
-            note(f"left out: {error}")
-    return keys
-
-
-@command(app, "import", "store")
+@command(app, "import", "store", "require_signed")
 def run_import(
     settings: Settings,
     archive: Annotated[str, argument("ARCHIVE", "An archive that export wrote.")],
@@ -491,16 +507,22 @@ def run_push(
 
     store = open_existing(settings)
     is_all = keys == [ALL]  # but for blocks of prefix chains, which no store asks a remote for
-    pushed = _intact(store, chains=False) if is_all else [store.resolve(key) for key in keys]
+    pushed = find_intact(store, chains=False) if is_all else [store.resolve(key) for key in keys]
     with progress("pushing", len(pushed)) as advance:
         done = push(store, pushed, advance, force)
     _print_transferred(done, "sent", "there", as_json)
 
 
-@command(app, "pull", "store", "remote")
+@command(app, "pull", "model", "device", "dtype", "store", "remote", "require_signed")
 def run_pull(
     settings: Settings,
     keys: Annotated[list[str], argument("KEY", "Whole keys.", autocompletion=None)],
+    check: Annotated[
+        Optional[float],
+        option(
+            "--check", "SHARE", "Compute this share of the fetched objects again, as verify --recompute.", min=0, max=1
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fetch objects from the remote.
@@ -510,8 +532,12 @@ def run_pull(
     """
     from pictool.store.remote.transfer import pull
 
+    store = open_store(settings)
     with progress("pulling", len(keys)) as advance:
-        done = pull(open_store(settings), keys, advance)
+        done = pull(store, keys, advance)
+    if check is not None:
+        recompute_share(settings, store, done.keys, check, as_json, asdict(done) if as_json else {})
+        return
     _print_transferred(done, "fetched", "here", as_json)
 
 

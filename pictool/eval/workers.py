@@ -22,6 +22,7 @@ from pictool.eval.algorithms import Algorithm
 from pictool.eval.results import CaseResult
 from pictool.eval.runner import GroupTask, Runner
 from pictool.store.remote.remote import Remote
+from pictool.store.signatures import Trust
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class WorkerConfig:
     threads: int
     codec: str
     salt: str = field(repr=False)
+    trust: Trust | None = None
 
     def runner(self) -> Runner:
         """Open the model in this process."""
@@ -60,7 +62,7 @@ class WorkerConfig:
         model.name = self.name
         if model.fingerprint != self.fingerprint:
             raise InputError(f"{self.name}: was replaced while it was being evaluated; run the command again")
-        return Runner(model, Store(self.store, remote=self.remote), self.algorithms, self.codec)
+        return Runner(model, Store(self.store, remote=self.remote, trust=self.trust), self.algorithms, self.codec)
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def make_job(
         raise InputError(f"{model.name}: is in memory, and other processes cannot open it; use one job")
     return WorkerConfig(
         model.name, model.directory.absolute(), model.device, model.dtype, model.fingerprint, store.root.absolute(),
-        store.remote, tuple(algorithms), threads, codec, model.salt,
+        store.remote, tuple(algorithms), threads, codec, model.salt, store.trust,
     )  # fmt: skip
 
 

@@ -90,12 +90,12 @@ def resolve_documents(model: Model, store: Store, spec: Spec, opened: ExitStack)
             chunks = make_chunks(model, document.text, document.source, spec.chunk_tokens)
             parts.extend(Part(chunk, spec.objects_for(model)) for chunk in chunks)
         elif Path(document).suffix == ".kvo":
-            parts.extend(_object_parts(model, Path(document), opened))
+            parts.extend(_object_parts(model, store, Path(document), opened))
         elif exists(document):
             chunks = make_chunks(model, read_text(Path(document)), str(document), spec.chunk_tokens)
             parts.extend(Part(chunk, spec.objects_for(model)) for chunk in chunks)
         else:
-            parts.extend(_object_parts(model, store.path(find_key(model, store, str(document))), opened))
+            parts.extend(_object_parts(model, store, store.path(find_key(model, store, str(document))), opened))
     if spec.policy.needs.runs_model:  # it reads the texts
         for file in (part.file for part in parts if part.file is not None):
             require_own_text(model, file)
@@ -150,10 +150,12 @@ def no_such_file(name: str) -> InputError:
     return InputError(f"{shown}: no such file" + ("; a text in memory is pictool.Text(…)" if is_text else ""))
 
 
-def _object_parts(model: Model, path: Path, opened: ExitStack) -> list[Part]:
+def _object_parts(model: Model, store: Store, path: Path, opened: ExitStack) -> list[Part]:
     if is_object_list(path):
-        return [part for member in read_object_list(path) for part in _object_parts(model, member, opened)]
+        return [part for member in read_object_list(path) for part in _object_parts(model, store, member, opened)]
     file = opened.enter_context(ObjectFile(path))
+    if store.requires_signed and not store.admits(file):
+        raise ObjectError(f"{path}: no trusted key has signed it (--require-signed); sign it, or compile its text")
     tokens, meta = _own_tokens(model, file, str(path)), file.meta
     return [Part(Chunk(file.text(), tokens, str(path)), CompileOptions(meta.sinks, meta.codec, cut=meta.cut), file)]
 

@@ -33,7 +33,7 @@ _SHOWN = 3  # names of other files in a message
 _DIGITS = re.compile(rb"[0-9]{20}")  # in the lock: the bytes of all objects
 # What a version without mark wrote, `check.json` apart: of another program a file may be called so, too.
 _INNER = r"(?:eval/[0-9a-f]{8}|replicas/[^/]+)"  # stores within a store
-_OBJECT = r"objects/[0-9a-f]{2}/[0-9a-f]{64}\.kvo"
+_OBJECT = r"objects/[0-9a-f]{2}/[0-9a-f]{64}\.kvo(?:\.sig)?"
 _NAMES = re.compile(
     rf"(?:{_INNER}/)?(?:objects(?:/[0-9a-f]{{2}})?|{_OBJECT}|tmp(?:/\.[^/]*\.[0-9a-f]{{16}}\.tmp)?|lock|pictool-store"
     r"|pins(?:/[0-9a-f]{64})?|stats(?:/[0-9]{2})?|(?:index|hits|sources|folders|leases)\.sqlite3(?:-journal|-wal|-shm)?)"
@@ -169,8 +169,8 @@ def _foreign(root: Path, place: str = "") -> list[str]:
     foreign = []
     for name in sorted(_names(root / place)):
         path, relative = root / place / name, f"{place}/{name}".lstrip("/")
-        if relative == _VOLUME or (name.endswith(SUFFIX) and _NAMES.fullmatch(relative)):
-            continue  # an object, or what is damaged in its place
+        if relative == _VOLUME or (name.endswith((SUFFIX, f"{SUFFIX}.sig")) and _NAMES.fullmatch(relative)):
+            continue  # an object, its signatures, or what is damaged in their place
         is_linked = path.is_symlink() and relative != "objects"
         if not _NAMES.fullmatch(relative) or is_linked or not _may_be_ours(path):
             foreign.append(relative)

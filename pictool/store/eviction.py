@@ -21,6 +21,7 @@ from pictool.store.directory import ensure_store
 from pictool.store.entries import Entry, entries
 from pictool.store.files import fsync_directory, locked, make_directory, make_file, require_no_links
 from pictool.store.leases import leased_keys
+from pictool.store.signatures import SUFFIX as SIGNED
 
 LOCK = "lock"  # holds the bytes of all objects, as decimal text
 _DIGITS = 20
@@ -162,6 +163,8 @@ def remove(entry: Entry) -> bool:
         return False
     with suppress(FileNotFoundError):
         entry.path.unlink()
+        with suppress(OSError):  # mostly there is none
+            os.unlink(f"{entry.path}{SIGNED}")
         return True
     return False
 

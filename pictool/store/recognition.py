@@ -20,6 +20,7 @@ from pictool.store.entries import keys_of, shards
 from pictool.store.matches import Decode, Match, find_run
 from pictool.store.objects.format import ObjectFile
 from pictool.store.side.search import HashedTokens, SearchTable, TokenRun, choose_runs
+from pictool.store.signatures import sidecar_of
 from pictool.store.store import Store
 
 _LEAST_PAUSE_S = 1.0  # between two readings of the store, however often one is asked for
@@ -172,7 +173,11 @@ class ContentIndex:
     def _state(self, key: str) -> FileState | None:
         with suppress(OSError):
             status = self._store.path(key).stat()
-            return status.st_ino, status.st_size, status.st_ctime_ns
+            changed = status.st_ctime_ns
+            if self._store.requires_signed:  # which makes of an absent object one that is there
+                with suppress(FileNotFoundError):
+                    changed = max(changed, sidecar_of(self._store.path(key)).stat().st_ctime_ns)
+            return status.st_ino, status.st_size, changed
         return None
 
     def _read(self, key: str, checks_all: bool) -> _Object | _Unsound | None:

@@ -2,6 +2,7 @@
 
 .pic/pictool-store              marks the directory as a store (directory.py)
 .pic/objects/ab/abcdef….kvo     an object, visible only when complete; its mtime is when it was last used
+.pic/objects/ab/abcdef….kvo.sig its signatures, if it has some (signatures.py)
 .pic/tmp/…                      being written; renamed into place after fsync
 .pic/lock                       held while objects appear and disappear (eviction.py)
 .pic/pins/KEY                   objects that are not evicted
@@ -34,6 +35,7 @@ from pictool.store.remote.remote import Remote
 from pictool.store.side.index import StoredObject as StoredObject
 from pictool.store.side.index import describe, list_shard, open_index
 from pictool.store.side.usage import Counters, UsageCounts, hits_stamp, read_hits
+from pictool.store.signatures import Signed, Trust, lines_of, read_sidecar, write_sidecar
 
 _log = logging.getLogger(__name__)
 _MIN_PREFIX = 4
@@ -51,11 +53,15 @@ class Store:
     With `max_bytes` every put makes room for its object: the least recently used ones are evicted. An object that is
     not here is fetched from the `remote`, and kept here. Links share `memory_bytes` of host memory for layers that they
     read. `on_warning` is called with a message when the remote fails.
+
+    Where `trust` has signers, an object that none of them signed is absent, unless this process computed it; where it
+    has a key, that signs what is put here.
     """
 
     def __init__(
         self, root: str | os.PathLike[str] | None = None, max_bytes: int | None = None, *,
         remote: str | Remote | None = None, memory_bytes: int = 0, on_warning: Callable[[str], None] = _log.warning,
+        trust: Trust | None = None,
     ) -> None:  # fmt: skip
         self.root = self._outer = Path(root or os.environ.get("PIC_STORE") or DEFAULT_ROOT).expanduser()
         self.max_bytes, self.on_warning = max_bytes, on_warning
@@ -63,14 +69,18 @@ class Store:
         self.memory = LayerMemory(memory_bytes) if memory_bytes else None
         self.remote = Remote(remote) if isinstance(remote, str) else remote
         self._is_in_use = False
-        destination = Destination(self.root, max_bytes, self._publish_new, self.ensure_store)
+        self.trust, self._own = trust, dict[str, str]()  # digests of what this process computed, by key
+        admits = self.admits if self.requires_signed else None
+        destination = Destination(self.root, max_bytes, self._publish_new, self.ensure_store, admits)
         self._fetcher = None if self.remote is None else Fetcher(self.remote, destination, on_warning)
 
     def within(self, *names: str, max_bytes: int | None = None) -> Store:
         """A store in a directory of this one, with its remote in that directory of this one's; without host memory."""
         remote = None if self.remote is None else self.remote.within(*names)
-        store = Store(self.root.joinpath(*names), max_bytes, remote=remote, on_warning=self.on_warning)
-        store._outer = self._outer
+        store = Store(
+            self.root.joinpath(*names), max_bytes, remote=remote, on_warning=self.on_warning, trust=self.trust
+        )
+        store._outer, store._own = self._outer, self._own
         return store
 
     def __repr__(self) -> str:
@@ -162,6 +172,14 @@ class Store:
 
     def peek_local(self, key: str) -> ObjectFile:
         """`peek`, without the remote."""
+        file = self.peek_any(key)
+        if self.requires_signed and not self.admits(file):
+            file.close()
+            raise self.absent(key)
+        return file
+
+    def peek_any(self, key: str) -> ObjectFile:
+        """`peek_local`, whoever signed the object or not: for its owner, not for links."""
         path = self.path(key)
         try:
             path.stat()
@@ -181,6 +199,36 @@ class Store:
         """The error for an object that is not here. It is raised as well for one of another salt, so as not to tell."""
         where = f"{self.root}, nor at {self.remote}" if self.remote else str(self.root)
         return StoreError(f"{key[:12]}: no such object in the store {where}; compile its text first")
+
+    # Signatures
+
+    @property
+    def requires_signed(self) -> bool:
+        return self.trust is not None and self.trust.signers is not None
+
+    def admits(self, file: ObjectFile, sidecar: bytes | None = None) -> bool:
+        """Whether this process computed an open object, or a trusted key signed it.
+
+        `sidecar`: its signatures; by default those beside it.
+        """
+        assert self.trust is not None and self.trust.signers is not None
+        signed = Signed.of_object(file)
+        if self._own.get(signed.key) == signed.digest:
+            return True
+        return self.trust.signers.signer_of(signed, read_sidecar(file.path) if sidecar is None else sidecar) is not None
+
+    def add_signatures(self, key: str, sidecar: bytes) -> None:
+        """Add those signatures to an object here that are of it as it is. Raises as `open`, and StoreError."""
+        with self.peek_any(key) as file:
+            digest = Signed.of_object(file).digest
+        if any(line[1] == digest for line in lines_of(sidecar)):
+            self.ensure_store()
+            write_sidecar(self.path(key), sidecar, digest, self.root / "tmp")
+
+    def pull_signatures(self, key: str) -> None:
+        """Add the signatures that the remote has of an object here. Raises RemoteError and as `add_signatures`."""
+        if self.remote is not None and (sidecar := self.remote.read_signatures(key)):
+            self.add_signatures(key, sidecar)
 
     # The remote
 
@@ -231,7 +279,13 @@ class Store:
         path = self.path(chunk.meta.key)
         self.ensure_store()
         with atomic_write(path, self.root / "tmp", self._publish, durable) as file:
-            write_object(file, chunk)
+            encoded = write_object(file, chunk)
+            if self.trust is not None:
+                signed = Signed.of_object(encoded)
+                self._own[signed.key] = signed.digest
+                if self.trust.key is not None:
+                    own = self.trust.key.sign(signed)  # if a power failure takes it, the object is compiled again
+                    write_sidecar(path, own, signed.digest, self.root / "tmp", durable=False)
             if used_ns is not None:
                 file.flush()  # a later write would change the time
                 os.utime(file.fileno(), ns=(used_ns, used_ns))
@@ -351,7 +405,7 @@ class Store:
                 if shard >= after[:2]:
                     yield from (
                         stored
-                        for stored in list_shard(self.root, index, shard, self.peek_local)
+                        for stored in list_shard(self.root, index, shard, self.peek_any)
                         if stored.key > after and (chains or not stored.is_block)
                     )
 
@@ -366,4 +420,4 @@ class Store:
     def describe(self, key: str) -> StoredObject | None:
         """An object with what its header says, or its problem; None if another process removed it meanwhile."""
         entry = Entry.of(self.path(key))
-        return None if entry is None else describe(entry, self.peek_local)
+        return None if entry is None else describe(entry, self.peek_any)

@@ -20,7 +20,7 @@ from pictool.errors import (
 )
 from pictool.store import eviction
 from pictool.store.directory import ensure_store, is_store, require_store
-from pictool.store.entries import Entry, entries, inner_stores, temp_candidates
+from pictool.store.entries import SUFFIX, Entry, entries, inner_stores, temp_candidates
 from pictool.store.eviction import Tally
 from pictool.store.files import is_stale_temp, make_directory, remove_stale_temp, require_no_links
 from pictool.store.leases import leased_keys
@@ -30,8 +30,10 @@ from pictool.store.side.databases import roll_back
 from pictool.store.side.index import INDEX_FILE
 from pictool.store.side.sources import SOURCES_FILE, forget_sources
 from pictool.store.side.usage import HITS_FILE, UsageCounts, forget_hits, read_counts
+from pictool.store.signatures import sidecar_of
 from pictool.store.store import Store
 
+QUARANTINE = "quarantine"
 Check = Callable[[ObjectFile], None]
 
 
@@ -215,12 +217,16 @@ def _tally_by(sizes: Iterable[tuple[str, int]]) -> dict[str, Tally]:
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """What was read. `problems` are by key; the objects in `repaired` are gone, or have the name that is theirs."""
+    """What was read. `problems` are by key; the objects in `repaired` are gone, or have the name that is theirs.
+
+    `unsigned` are whole, but absent for links: the store requires a signature, and has none of a trusted key.
+    """
 
     objects: int
     num_bytes: int
     problems: dict[str, str]
     repaired: tuple[str, ...] = ()
+    unsigned: tuple[str, ...] = ()
 
 
 def verify(
@@ -239,18 +245,28 @@ def verify(
         store.ensure_store()
     count, num_bytes = 0, 0
     problems: dict[str, str] = {}
+    unsigned: list[str] = []
     for entry in entries(store.root):
         problem = find_problem(store, entry.key, check)
         if problem is None or entry.path.exists():
             count, num_bytes = count + 1, num_bytes + entry.num_bytes
             problems |= {} if problem is None else {entry.key: str(problem)}
+            unsigned += [entry.key] if problem is None and not _is_admitted(store, entry.key) else []
         if on_object:
             on_object(entry)
     repaired = _take_out_all(store, problems, check) if repair else ()
     if repaired:
         with suppress(OSError):
             (store.root / INDEX_FILE).unlink()
-    return VerifyResult(count, num_bytes, problems, repaired)
+    return VerifyResult(count, num_bytes, problems, repaired, tuple(unsigned))
+
+
+def _is_admitted(store: Store, key: str) -> bool:
+    """Whether links may use an object as far as its signatures tell."""
+    if store.requires_signed:
+        with suppress(ObjectError), store.peek_any(key) as file:
+            return store.admits(file)
+    return True
 
 
 def _take_out_all(store: Store, problems: dict[str, str], check: Check | None) -> tuple[str, ...]:
@@ -291,9 +307,29 @@ def take_out(store: Store, key: str, check: Check | None = None) -> bool:
                 path.rmdir()  # only if there is nothing in it
             else:
                 path.unlink()
+                sidecar_of(path).unlink(missing_ok=True)
     except OSError as error:
         raise UnwritableStoreError(f"{path}: is {_what_is(path)}, and cannot be removed ({error.strerror})") from error
     return True
+
+
+def set_aside(store: Store, key: str) -> Path:
+    """Move an object with its signatures out of reach, to `quarantine/` in the store; returns where it is.
+
+    Raises:
+        StoreError: it cannot be moved.
+    """
+    path, aside = store.path(key), store.root / QUARANTINE / f"{key}{SUFFIX}"
+    try:
+        with eviction.locked_store(store.root) as fd:
+            eviction.forget_total(fd)
+            make_directory(aside.parent, store.root)
+            path.rename(aside)
+            with suppress(FileNotFoundError):
+                sidecar_of(path).rename(sidecar_of(aside))
+    except OSError as error:
+        raise UnwritableStoreError(f"{path}: cannot be set aside ({error.strerror}); remove it") from error
+    return aside
 
 
 def _what_is(path: Path) -> str:
@@ -303,7 +339,7 @@ def _what_is(path: Path) -> str:
 def find_problem(store: Store, key: str, check: Check | None = None) -> PicError | None:
     """Why an object of this store cannot be used, after all of it was read; None if it can. `check` as of `verify`."""
     try:
-        with store.peek_local(key) as file:
+        with store.peek_any(key) as file:
             file.verify()
             if check is not None:
                 check(file)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pictool.cluster.manifest import ManifestRow
+from pictool.cluster.manifest import ManifestRow, read_manifest, sign_computed, to_table, write_manifest
 from pictool.cluster.sources import SourceDocument
 from pictool.cluster.worker import BulkSpec, CompileWorker, compile_counted
 from pictool.compiler.chunking import make_chunks
@@ -24,6 +24,7 @@ from pictool.errors import InputError, ModelError
 from pictool.runtime.model import load_model
 from pictool.store.objects.format import CompiledChunk, EncodedObject, encode_object
 from pictool.store.remote.remote import Remote, Retry
+from pictool.store.signatures import Signers, SigningKey, Trust
 from pictool.store.store import Store
 
 QUICK = Retry(attempts=2, first_s=0.001, most_s=0.002)
@@ -36,7 +37,7 @@ class Faulty(Remote):
 
     fault: Callable[[Path], OSError | None] = staticmethod(lambda path: None)
 
-    def _put(self, source: os.PathLike[str] | EncodedObject, target: str) -> bool:
+    def _put(self, source: os.PathLike[str] | EncodedObject | bytes, target: str) -> bool:
         error = self.fault(Path(target))
         if error is not None:
             raise error
@@ -175,7 +176,7 @@ def test_a_write_that_fails_once_is_tried_again(spec: BulkSpec, remote: Faulty) 
 
 def test_an_object_that_is_another_at_the_remote_is_a_row(spec: BulkSpec, tmp_path: Path) -> None:
     class Damaging(Remote):
-        def _put(self, source: os.PathLike[str] | EncodedObject, target: str) -> bool:
+        def _put(self, source: os.PathLike[str] | EncodedObject | bytes, target: str) -> bool:
             assert isinstance(source, EncodedObject)
             data = bytearray(source.read(0, source.num_bytes))
             data[len(data) // 2] ^= 1
@@ -191,7 +192,7 @@ def test_an_object_that_another_worker_wrote_meanwhile_counts(spec: BulkSpec, tm
     encoded: list[CompiledChunk] = []
 
     class Overtaken(Remote):
-        def _put(self, source: os.PathLike[str] | EncodedObject, target: str) -> bool:
+        def _put(self, source: os.PathLike[str] | EncodedObject | bytes, target: str) -> bool:
             own = next(one for one in encoded if one.meta.key == Path(target).stem)
             other = replace(own, layers=[(value, key) for key, value in own.layers])
             return super()._put(encode_object(other), target)
@@ -210,7 +211,7 @@ def test_computing_waits_for_a_slow_remote(spec: BulkSpec, tmp_path: Path, monke
     running, peaks = list[str](), list[int]()
 
     class Slow(Remote):
-        def _put(self, source: os.PathLike[str] | EncodedObject, target: str) -> bool:
+        def _put(self, source: os.PathLike[str] | EncodedObject | bytes, target: str) -> bool:
             running.append(target)
             peaks.append(len(running))
             time.sleep(0.005)
@@ -220,6 +221,24 @@ def test_computing_waits_for_a_slow_remote(spec: BulkSpec, tmp_path: Path, monke
     monkeypatch.setattr("pictool.cluster.worker._MOST_UNSENT", 1)
     rows = run(replace(spec, remote=Slow(str(tmp_path / "slow"), QUICK)))
     assert max(peaks) == 1 and not any(row.error for row in rows)
+
+
+def test_what_was_computed_is_signed_and_the_manifest_as_a_whole(spec: BulkSpec, tmp_path: Path) -> None:
+    key, manifest = SigningKey.new(tmp_path / "key"), tmp_path / "manifest.parquet"
+    trust = Trust(Signers(tmp_path / "signers", {key.public: "build"}, {}))
+    first = run(spec, DOCUMENTS[:3])  # by whom nobody knows
+    rows = run(spec)
+    keys = {row.key for row in rows if row.key} - {row.key for row in first}
+    tables = [to_table(rows)]
+    assert sign_computed(spec.remote, tables, key) == len(keys)
+    write_manifest(manifest, tables, key)
+    assert len(read_manifest(manifest, trust)) == len(rows)
+    here = Store(tmp_path / "here", remote=spec.remote.url, trust=trust)
+    assert {row.key for row in rows if row.key and here.has(row.key)} == keys
+    here.drain()
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+    with pytest.raises(InputError, match="has signed it as it is"):
+        read_manifest(manifest, trust)
 
 
 def test_nothing_is_left_of_a_worker(spec: BulkSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -189,3 +189,9 @@ def test_work_that_takes_long_is_told_without_a_terminal(
     first, second = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"pic: compiling: 50%, 1 of 2, [\d,]+ tokens/s", first)
     assert re.fullmatch(r"pic: compiling: 100%, 2 of 2, [\d,]+ tokens/s", second)
+
+
+def test_windows_is_refused_by_name_before_anything_is_imported() -> None:
+    code = "import sys; sys.platform = 'win32'; sys.modules['fcntl'] = None; from pictool.commands import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "") and done.stderr.startswith("pic: error: Windows is not supported")

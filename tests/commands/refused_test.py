@@ -54,6 +54,10 @@ store ls --sort none
 store show abcd --store none
 store stats --store none
 store verify --store none
+store key none
+store key show none
+store sign none --signing-key=none
+store trust none
 store gc --max-size none
 store expire abcd --store none
 store pin abcd --store none

@@ -35,7 +35,7 @@ _COMPARE: dict[str, Any] = {
     "answer": str, "ttft_s": int | float, "speedup": int | float, "kl": int | float, "same_first_token": bool,
     "same_answer": bool, "common_prefix": int, "answer_kl": int | float | None,
 }  # fmt: skip
-_OF_HERE = ("model", "device", "dtype", "store", "remote", "salt")  # settings that are the server's own
+_OF_HERE = ("model", "device", "dtype", "store", "remote", "require_signed", "salt")  # the server has its own
 
 
 def require_possible(settings: Settings, local: Mapping[str, object]) -> None:

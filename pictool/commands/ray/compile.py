@@ -18,6 +18,7 @@ from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError
 from pictool.escapes import visible
 from pictool.store.remote.pace import MIN_RATE
+from pictool.store.signatures import SigningKey, path_of
 
 if TYPE_CHECKING:
     from pictool.cluster.bulk import BulkResult, Progress
@@ -84,7 +85,7 @@ def run_bulk(bulk: BulkOptions, what: Compilation, settings: Settings, as_json: 
 
     require_installed("pic compile --ray")
     from pictool.cluster.bulk import compile_bulk
-    from pictool.cluster.manifest import write_manifest
+    from pictool.cluster.manifest import sign_computed, write_manifest
     from pictool.cluster.sources import Columns, find_sources
 
     assert bulk.ray is not None
@@ -92,12 +93,15 @@ def run_bulk(bulk: BulkOptions, what: Compilation, settings: Settings, as_json: 
     sources = find_sources(what.files)
     model = open_model(settings)
     spec = make_spec(what, model, settings)
+    key = SigningKey.read(path_of(settings.signing_key, "signing-key")) if settings.signing_key else None
     with connected(bulk.ray), work_bar("compiling") as show:
         result = compile_bulk(
             sources, Columns(bulk.text_column or "text", bulk.id_column), spec, bulk.workers,
             lambda done: show(done.num_read, done.to_read, progress_line(done)),
         )  # fmt: skip
-    write_manifest(manifest, result.tables)
+    if key is not None:
+        sign_computed(spec.remote, result.tables, key)
+    write_manifest(manifest, result.tables, key)
     report = make_report(result, model.name, manifest)
     if as_json:
         print_json(report)

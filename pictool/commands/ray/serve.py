@@ -219,7 +219,7 @@ def make_spec(
     shared = (
         remote, str(store.root.absolute()), backend_settings, settings.max_size, settings.memory,
         shared_model(settings), settings.device.partition(":")[0], settings.dtype, settings.salt,
-        (target.model, target.tokenizer), threads_of(fleet), __version__,
+        (target.model, target.tokenizer), threads_of(fleet), __version__, store.trust,
     )  # fmt: skip
     return TorchSpec(*shared) if vllm is None else VllmSpec(*shared, vllm.given, vllm.parallel)
 

@@ -124,6 +124,24 @@ SETTINGS = {
     "salt_file": Annotated[
         Optional[str], option("--salt-file", "FILE", "File that holds the salt (PIC_SALT_FILE).", STORE)
     ],
+    "require_signed": Annotated[
+        Optional[str],
+        option(
+            "--require-signed",
+            "[=FILE]",
+            "Use only objects that a key in FILE has signed (PIC_REQUIRE_SIGNED; that of pic store trust).",
+            STORE,
+        ),
+    ],
+    "signing_key": Annotated[
+        Optional[str],
+        option(
+            "--signing-key",
+            "[=FILE]",
+            "Sign what is written with a private key (PIC_SIGNING_KEY; that of pic store key).",
+            STORE,
+        ),
+    ],
 }
 
 

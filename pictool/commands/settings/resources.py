@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pictool.commands.console.errors import cancel_on_interrupt
 from pictool.commands.console.verbosity import detail, note, waiting
 from pictool.commands.settings.settings import Settings
-from pictool.errors import InputError
+from pictool.errors import InputError, PicError, StoreError, UnreadableObjectError
 from pictool.urls import without_credentials
 
 if TYPE_CHECKING:
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 def open_store(settings: Settings) -> Store:
     """The store with its budget, its remote and its host memory; warnings are notes on stderr."""
+    from pictool.store.signatures import Trust
     from pictool.store.store import Store
 
     note_logs()
     store = Store(
         settings.store, settings.max_size, remote=open_remote(settings), memory_bytes=settings.memory,
-        on_warning=note,
+        on_warning=note, trust=Trust.open(settings.require_signed, settings.signing_key),
     )  # fmt: skip
     if store.root.exists() and not store.root.is_dir():
         raise InputError(f"{store.root}: is not a directory; name another store with --store")
@@ -36,6 +37,37 @@ def open_store(settings: Settings) -> Store:
     far = f", remote {without_credentials(settings.remote)} ({settings.origin('remote')})" if settings.remote else ""
     detail(f"store {store.root} ({settings.origin('store')}){far}")
     return store
+
+
+def open_existing(settings: Settings) -> Store:
+    """The store, which is there.
+
+    Raises:
+        StoreError: it is not.
+    """
+    store = open_store(settings)
+    if not store.root.exists():
+        raise StoreError(f"{store.root}: no such store; name another with --store, or make one with pic compile")
+    return store
+
+
+def find_intact(store: Store, chains: bool) -> list[str]:
+    """The keys of all objects but those whose headers are damaged, which are named.
+
+    Raises:
+        UnreadableObjectError: whether one is damaged cannot be told.
+    """
+    keys = []
+    for entry in store.objects(chains=chains):
+        try:
+            if entry.problem is not None:
+                store.peek_any(entry.key).close()
+            keys.append(entry.key)
+        except UnreadableObjectError:
+            raise
+        except PicError as error:
+            note(f"left out: {error}")
+    return keys
 
 
 def note_logs() -> None:

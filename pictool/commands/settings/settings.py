@@ -22,17 +22,26 @@ from pictool.urls import has_credentials, without_credentials
 
 FILE = "pic.yaml"
 DEFAULT = "default"
+SIGNED = ("require_signed", "signing_key")
 _VARIABLES = {
     "model": "PIC_MODEL", "store": "PIC_STORE", "device": "PIC_DEVICE", "dtype": "PIC_DTYPE", "codec": "PIC_CODEC",
     "max_size": "PIC_MAX_SIZE", "salt": "PIC_SALT", "salt_file": "PIC_SALT_FILE", "remote": "PIC_REMOTE",
     "algo": "PIC_ALGO", "memory": "PIC_MEMORY", "remote_rate": "PIC_REMOTE_RATE", "server": "PIC_SERVER",
-    "server_key": "PIC_SERVER_KEY",
+    "server_key": "PIC_SERVER_KEY", "require_signed": "PIC_REQUIRE_SIGNED", "signing_key": "PIC_SIGNING_KEY",
 }  # fmt: skip
 _OTHER_VARIABLES = ("PIC_TRUST", "PIC_GPU_LAYERS", "PIC_ROUTER_SECRET", "PIC_ENGINE_ENDS_WITH_PARENT")
 _TRUST = "PIC_TRUST"  # directories whose files are obeyed, whoever's they are
-_STEERING = ("server", "remote", "model", "store", "salt_file")  # settings that say where texts and secrets go
+# Settings that say where texts and secrets go, and whose objects are used.
+_STEERING = ("server", "remote", "model", "store", "salt_file", "require_signed", "signing_key")
 _SIZES = ("max_size", "memory", "remote_rate")
-_PATHS = ("store", "salt_file", "remote", "model")  # relative ones of a file are relative to it
+_PATHS = (
+    "store",
+    "salt_file",
+    "remote",
+    "model",
+    "require_signed",
+    "signing_key",
+)  # relative ones of a file are relative to it
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,10 @@ class Settings:
         remote_rate: bytes a second below which a transfer from the remote is given up; by default 8K.
         server: URL of a `pic serve` that `pic link` uses; an empty text turns it off.
         server_key: the bearer key for that server. Never shown.
+        require_signed: a list of signers, or `default` (`~/.config/pictool/signers`): an object that none of them
+            signed is absent. An empty text turns it off.
+        signing_key: a private key, or `default` (`~/.config/pictool/signing-key`), that signs each object which is
+            compiled.
         salt_file: a file that holds the salt.
         strange_file: the file, if it is neither trusted nor below the home directory (`_read_trusted`).
         origins: where a setting comes from: an option, an environment variable or a file. Others have their default.
@@ -78,6 +91,8 @@ class Settings:
     remote_rate: int | None = None
     server: str | None = None
     server_key: str | None = field(default=None, repr=False)
+    require_signed: str | None = None
+    signing_key: str | None = None
     strange_file: str | None = field(default=None, compare=False, repr=False)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -231,7 +246,7 @@ def _file_settings(path: Path) -> dict[str, Any]:
 
 def _beside(path: Path, name: str, value: str) -> str:
     """A path in a file elsewhere. A URL stays, and so does the name of a model that is no directory there."""
-    if not value or "://" in value or value.startswith("~"):
+    if not value or "://" in value or value.startswith("~") or (name in SIGNED and value == DEFAULT):
         return value
     joined = os.path.normpath(path.parent / value)
     return value if name == "model" and not Path(joined).is_dir() else joined

@@ -3,7 +3,8 @@
 An archive is what `ar` makes of `.o` files: objects to carry from one store to another.
 
     archive := zstd frame (with its own checksum) of a tar, which any `tar --zstd` lists and unpacks:
-               "archive.json"  {"format": "pictool.archive", "keys": [key, …], "version": "1"}
+               "archive.json"  {"format": "pictool.archive", "keys": [key, …], "version": "1"}, and "signatures":
+                               {key: the object's sidecar} if there are some
                key.kvo …       the objects, in this order, each byte for byte as in the store
 
 The same objects give the same bytes. An archive is read by this grammar alone (no extended tar header, no sparse
@@ -30,7 +31,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import zstandard
 from blake3 import blake3
@@ -42,6 +43,7 @@ from pictool.store.entries import Entry, is_key
 from pictool.store.files import atomic_write
 from pictool.store.objects.format import ObjectFile
 from pictool.store.objects.header import HeaderError, header_bytes, stated_size
+from pictool.store.signatures import merge, read_sidecar, require_signed_file, sign_file
 from pictool.store.store import Readable, Store
 
 ARCHIVE_FORMAT, ARCHIVE_VERSION, MANIFEST = "pictool.archive", "1", "archive.json"
@@ -72,7 +74,10 @@ def export_archive(
             nothing is written then.
     """
     keys = sorted(set(keys))
-    manifest = json.dumps({"format": ARCHIVE_FORMAT, "keys": keys, "version": ARCHIVE_VERSION}).encode()
+    fields: dict[str, Any] = {"format": ARCHIVE_FORMAT, "keys": keys}
+    if signatures := {key: sidecar.decode() for key in keys if (sidecar := merge(read_sidecar(store.path(key))))}:
+        fields["signatures"] = signatures
+    manifest = json.dumps(fields | {"version": ARCHIVE_VERSION}).encode()
     if len(manifest) > _MAX_MANIFEST_BYTES:
         raise InputError(f"{path}: {len(keys):,d} objects are too many for one archive; export them in parts")
     compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True)
@@ -89,26 +94,32 @@ def export_archive(
                     tar.addfile(_tar_info(f"{key}.kvo", object_file.num_bytes), content)
             if on_object:
                 on_object(key)
+    if store.trust is not None and store.trust.key is not None:
+        sign_file(store.trust.key, path)
     return path.stat().st_size
 
 
 def import_archive(store: Store, path: Path, on_object: Callable[[str], None] | None = None) -> ImportResult:
     """Insert the objects of an archive into a store. An intact object that the store already has stays as it is.
 
-    The archive is read twice: all of it is checked before anything is written.
+    The archive is read twice: all of it is checked before anything is written. A store that requires signatures takes
+    an archive that a trusted key signed as a whole.
 
     Raises:
         InputError: not an archive, damaged or truncated, or larger than the room here; nothing of it is in the store.
         StoreError: the store cannot be written; nothing of it is in the store.
     """
     with _reads_archive(path), _open_file(path) as file:
+        require_signed_file(store.trust, path)
         keys = _scan(path, file, store)
         new: list[str] = []
         try:
-            for key, content in _members(path, file):
+            for key, content, sidecar in _members(path, file):
                 if not _has_intact(store, key):
                     store.insert(key, content)
                     new.append(key)
+                if sidecar:
+                    store.add_signatures(key, sidecar)
                 if on_object:
                     on_object(key)
         except BaseException:
@@ -121,7 +132,7 @@ def _scan(path: Path, file: BinaryIO, store: Store) -> tuple[str, ...]:
     """Check all of an archive but the objects' data: order, names, sizes, room for them, the frame's checksum."""
     keys, total, free = [], 0, _free_bytes(store)
     room = free if store.max_bytes is None else store.max_bytes
-    for key, member in _members(path, file):
+    for key, member, _ in _members(path, file):
         keys.append(key)
         if not store.path(key).exists():
             total += member.size
@@ -142,14 +153,14 @@ def _stated_size(path: Path, member: _Member) -> int:
         raise _archive_error(path, f"{member.name}: {error}") from error
 
 
-def _members(path: Path, file: BinaryIO) -> Iterator[tuple[str, _Member]]:
-    """The objects of an archive, by key, from its beginning to its end, each to be read before the next."""
+def _members(path: Path, file: BinaryIO) -> Iterator[tuple[str, _Member, bytes]]:
+    """The objects of an archive: key, content and sidecar, from its beginning on, each to be read before the next."""
     file.seek(0)
     decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
     with decompressor.stream_reader(file, closefd=False) as stream:
         tar = _TarReader(path, stream)
-        for key in _read_manifest(path, tar):
-            yield key, tar.next(f"{key}.kvo")
+        for key, sidecar in _read_manifest(path, tar).items():
+            yield key, tar.next(f"{key}.kvo"), sidecar
         tar.require_end()
 
 
@@ -257,24 +268,25 @@ def _read_exactly(path: Path, stream: Readable, count: int) -> bytes:
     return b"".join(parts)
 
 
-def _read_manifest(path: Path, tar: _TarReader) -> tuple[str, ...]:
-    """The keys of the objects that follow, each once."""
+def _read_manifest(path: Path, tar: _TarReader) -> dict[str, bytes]:
+    """The keys of the objects that follow, each once, with their sidecars."""
     member = tar.next(MANIFEST)
     if member.size > _MAX_MANIFEST_BYTES:
         raise _archive_error(path, f"its manifest has {member.size:,d} bytes")
     try:
         manifest = json.loads(member.read(member.size))
-        version, keys = manifest["version"], manifest["keys"]
+        version, keys, signatures = manifest["version"], manifest["keys"], manifest.get("signatures", {})
         is_archive = (
             manifest["format"] == ARCHIVE_FORMAT and isinstance(keys, list) and all(map(is_key, map(str, keys)))
         )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        sidecars = {key: str(text).encode("utf-8", "replace") for key, text in signatures.items()}
+    except (AttributeError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _archive_error(path, "its manifest cannot be read") from error
     if not is_archive or len(set(keys)) != len(keys):
         raise _archive_error(path, "its manifest is not that of an archive")
     if version != ARCHIVE_VERSION:
         raise ForeignObjectError(f"{path}: archive version {version}, but this pic reads version {ARCHIVE_VERSION}")
-    return tuple(keys)
+    return {key: sidecars.get(key, b"") for key in keys}
 
 
 def _tar_info(name: str, size: int) -> tarfile.TarInfo:

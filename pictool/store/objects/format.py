@@ -168,9 +168,11 @@ def encode_object(chunk: CompiledChunk) -> EncodedObject:
     return EncodedObject(chunk.meta, (b"".join(parts),) if is_small else parts)
 
 
-def write_object(file: BinaryIO, chunk: CompiledChunk) -> None:
-    """Write one object. Raises as `encode_object`."""
-    file.writelines(encode_object(chunk).parts)
+def write_object(file: BinaryIO, chunk: CompiledChunk) -> EncodedObject:
+    """Write one object, which is returned. Raises as `encode_object`."""
+    encoded = encode_object(chunk)
+    file.writelines(encoded.parts)
+    return encoded
 
 
 class ObjectFile:
@@ -342,8 +344,8 @@ class ObjectFile:
             raise self._fail(f"holds the object {self.meta.key[:12]}, not what its name says; compile or push it again")
         if self.meta.own_key(self.tokens()) != key:
             raise self._fail(
-                f"its key {key[:12]} is not that of its content (a forged object, or one with a salt of pic 0.1); "
-                "compile its text again"
+                f"its key {key[:12]} is not that of its content (a forged object, with a salt of pic 0.1, or in half "
+                "precision of pic 0.2); compile its text again"
             )
 
     def verify(self) -> None:

@@ -30,6 +30,7 @@ from pictool.store.files import Publish, atomic_write
 from pictool.store.objects.format import ObjectFile
 from pictool.store.objects.header import HeaderError, header_bytes, stated_size
 from pictool.store.remote.remote import Remote
+from pictool.store.signatures import Signed, write_sidecar
 
 BLOCK = 1 << 20  # bytes of a request
 CONNECTIONS = 8
@@ -41,13 +42,15 @@ _FIRST, _LAST = -1.0, 2.0  # priorities: first blocks; other blocks by their rel
 class Destination:
     """The store that objects are fetched to: its directory, its budget, and how it makes a whole object visible.
 
-    `ensure_store` is called before anything is written.
+    `ensure_store` is called before anything is written. `admits` says, of an object and its signatures, whether it may
+    be used; None: whoever signed it.
     """
 
     root: Path
     max_bytes: int | None
     publish: Publish
     ensure_store: Callable[[], None] = lambda: None
+    admits: Callable[[ObjectFile, bytes], bool] | None = None
 
 
 class ObjectFetch:
@@ -65,8 +68,9 @@ class ObjectFetch:
         self._remote, self._max_bytes = remote, destination.max_bytes
         self._lock, self._num_references, self._is_finishing = threading.Lock(), 1, False
         self._resources = ExitStack()
+        self.signatures = b""  # that are kept with the object
         destination.ensure_store()
-        target, temp_dir = object_path(destination.root, key), destination.root / "tmp"
+        self._target, self._temp_dir = target, temp_dir = object_path(destination.root, key), destination.root / "tmp"
         self._file = self._resources.enter_context(atomic_write(target, temp_dir, destination.publish))
         self.path = Path(self._file.name)
         self.num_bytes = 0
@@ -243,6 +247,8 @@ class ObjectFetch:
             with ObjectFile(self.path, self.name) as file:
                 file.verify()
                 file.require_key(self.key)
+                if self.signatures:
+                    write_sidecar(self._target, self.signatures, Signed.of_object(file).digest, self._temp_dir)
         except ObjectError as error:
             raise RemoteError(str(error), self.key) from error
         self._resources.close()
@@ -411,7 +417,13 @@ class Fetcher:
                 fetch = ObjectFetch(self._remote, key, self._destination)
                 with self._lock:
                     self._unfinished.add(fetch)
-                self._fetch_rest(fetch, *answer)
+                if not self._is_admitted(fetch, answer[0]):  # as good as absent
+                    fetch.fail(RemoteError(f"{fetch.name}: no trusted key has signed it", key))
+                    fetch.is_reported = True
+                    self._release_prefetch(fetch)
+                    fetch = None
+                else:
+                    self._fetch_rest(fetch, answer[1])
             future.set_result(fetch)
         except BaseException as error:
             if fetch is not None:
@@ -422,9 +434,18 @@ class Fetcher:
             if not isinstance(error, PicError):
                 raise
 
-    def _fetch_rest(self, fetch: ObjectFetch, first: bytes, has_ranges: bool) -> None:
-        """Check the header in the first block, and submit the other blocks."""
+    def _is_admitted(self, fetch: ObjectFetch, first: bytes) -> bool:
+        """Check the header in the first block, and who signed it."""
         fetch.start(first)
+        if self._destination.admits is None:
+            return True
+        fetch.signatures = self._remote.read_signatures(fetch.key)
+        fetch.acquire()
+        with PartialObjectFile(fetch, self._release) as file:
+            return self._destination.admits(file, fetch.signatures)
+
+    def _fetch_rest(self, fetch: ObjectFetch, has_ranges: bool) -> None:
+        """Check the header in the first block, and submit the other blocks."""
         missing = fetch.missing_blocks()
         if missing and not has_ranges:
             fetch.acquire()

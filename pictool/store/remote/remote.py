@@ -32,6 +32,9 @@ from pictool.store.files import atomic_write, read_at, remove_stale_temp
 from pictool.store.objects.format import EncodedObject, ObjectFile
 from pictool.store.objects.header import Header, HeaderError, header_bytes
 from pictool.store.remote.pace import MIN_RATE, BadAnswer, RequestTimeout, TooSlow
+from pictool.store.signatures import MAX_BYTES as MAX_SIGNATURES
+from pictool.store.signatures import SUFFIX as SIGNED
+from pictool.store.signatures import Signed, merge
 from pictool.urls import without_credentials
 
 _OBJECT_STORES = {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "obs", "oci", "oss", "s3", "s3a", "tos"}
@@ -144,6 +147,11 @@ class Remote:
 
         return self._attempt(key, request)
 
+    def read_signatures(self, key: str) -> bytes:
+        """The sidecar of an object; nothing, if there is none. Raises RemoteError."""
+        found = self._attempt(key, lambda: self._read_range(self._path(key) + SIGNED, 0, MAX_SIGNATURES))
+        return b"" if found is None else found[0]
+
     def _read_range(self, path: str, start: int, end: int) -> tuple[bytes, bool]:
         """Bytes [start, end) of a file, fewer where it ends; and whether ranges can be read. One attempt."""
         if self._protocol in _READ_ONLY:
@@ -247,6 +255,15 @@ class Remote:
         if done is None:
             raise StoreError(f"{self.name(key)}: cannot be written (no such place); see whether {self} exists")
 
+    def write_signatures(self, signed: Signed, sidecar: bytes) -> None:
+        """Add signatures to those that it has of an object. Raises StoreError and RemoteError."""
+        there = self.read_signatures(signed.key)
+        merged = merge(sidecar, there, digest=signed.digest)
+        if merged != there:
+            self.require_writable()
+            path = self._path(signed.key) + SIGNED
+            self._attempt(signed.key, lambda: self._put(merged, path), is_write=True)
+
     def remove_stale_temps(self) -> int:
         """Remove temp files that killed pushes left; returns how many. An object storage has none.
 
@@ -269,7 +286,7 @@ class Remote:
                     count += 1
         return count
 
-    def _put(self, source: os.PathLike[str] | EncodedObject, target: str) -> bool:
+    def _put(self, source: os.PathLike[str] | EncodedObject | bytes, target: str) -> bool:
         if self._directory is not None:
             if not self._directory.is_dir():
                 self._directory.mkdir(parents=True, exist_ok=True)  # for whom the umask says: it is there to be shared
@@ -279,7 +296,7 @@ class Remote:
         if self._protocol in _OBJECT_STORES:
             self._send(source, target)
             return True
-        temp = f"{self._root}/tmp/{Path(target).stem}.{secrets.token_hex(8)}.tmp"
+        temp = f"{self._root}/tmp/{Path(target).name.partition('.')[0]}.{secrets.token_hex(8)}.tmp"
         self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
         self._files.makedirs(temp.rpartition("/")[0], exist_ok=True)
         try:
@@ -291,9 +308,11 @@ class Remote:
             raise
         return True
 
-    def _send(self, source: os.PathLike[str] | EncodedObject, target: str) -> None:
+    def _send(self, source: os.PathLike[str] | EncodedObject | bytes, target: str) -> None:
         if isinstance(source, EncodedObject):
             self._files.pipe_file(target, source.read(0, source.num_bytes))
+        elif isinstance(source, bytes):
+            self._files.pipe_file(target, source)
         else:
             self._files.put_file(os.fspath(source), target)
 
@@ -499,10 +518,10 @@ def _has_bytes(path: Path, own: EncodedObject) -> bool:
         os.close(fd)
 
 
-def _put_local(source: os.PathLike[str] | EncodedObject, target: Path, temp_dir: Path) -> None:
-    if isinstance(source, EncodedObject):
+def _put_local(source: os.PathLike[str] | EncodedObject | bytes, target: Path, temp_dir: Path) -> None:
+    if isinstance(source, EncodedObject | bytes):
         with atomic_write(target, temp_dir) as copy:
-            copy.writelines(source.parts)
+            copy.writelines([source] if isinstance(source, bytes) else source.parts)
     else:
         with Path(source).open("rb") as file, atomic_write(target, temp_dir) as copy:
             shutil.copyfileobj(file, copy, _PIECE)

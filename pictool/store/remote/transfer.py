@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pictool.errors import InputError, StoreError
 from pictool.store.entries import is_key
 from pictool.store.remote.remote import Remote
+from pictool.store.signatures import Signed, read_sidecar
 from pictool.store.store import Store
 
 
@@ -48,6 +49,8 @@ def push(
                     raise StoreError(f"{remote.name(key)}: is another object after it was sent; push it again")
                 sent.append(key)
                 num_bytes += file.num_bytes
+            if signatures := read_sidecar(store.path(key)):
+                remote.write_signatures(Signed.of_object(file), signatures)
         on_object()
     return TransferResult(tuple(sent), num_bytes, tuple(present))
 
@@ -64,11 +67,14 @@ def pull(store: Store, keys: Sequence[str], on_object: Callable[[], None] = lamb
         raise InputError(f"{abbreviated[0]}: give the whole key (64 hex digits); a remote cannot be searched")
     for key in dict.fromkeys(keys):
         if store.path(key).exists():
+            store.pull_signatures(key)
             with store.peek_local(key) as file:
                 file.verify()
             present.append(key)
         elif store.fetch(key):
             fetched.append(key)
+            if not store.requires_signed:  # else they came with it
+                store.pull_signatures(key)
             num_bytes += store.path(key).stat().st_size
         else:
             raise StoreError(f"{remote.name(key)}: no such object; see what was pushed")

@@ -16,11 +16,12 @@ from hostile.surfaces.remotes import Remotes
 from hostile.surfaces.replies import Replies
 from hostile.surfaces.runs import Runs
 from hostile.surfaces.scripts import Scripts
+from hostile.surfaces.signed import Signed
 from hostile.surfaces.traces import Traces
 
 SURFACES: dict[str, type[Surface]] = {
     kind.name: kind
-    for kind in (Objects, Archives, Traces, Models, Remotes, Databases, Scripts, Runs, Replies, Files, Logs)
+    for kind in (Objects, Archives, Traces, Models, Remotes, Databases, Scripts, Runs, Replies, Files, Logs, Signed)
 }
 if find_spec("llama_cpp") and find_spec("gguf"):  # make test-llamacpp's environment
     SURFACES[Gguf.name] = Gguf

@@ -262,7 +262,7 @@ class Serving:
 
     def open_store(self) -> Store:
         """The store of the connector's settings, opened in this process."""
-        return Store(self.settings.store, self.settings.max_bytes, remote=self.settings.remote)
+        return self.settings.open_store()
 
 
 def _salted(kind: Any, body: Mapping[str, Any], salt: str) -> Any:

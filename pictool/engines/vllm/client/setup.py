@@ -16,6 +16,7 @@ from pictool.errors import InputError
 from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model, load_model
 from pictool.runtime.support import depends_on_length, require_in_vllm
+from pictool.store.signatures import Trust
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ DEFAULTS: dict[str, Any] = {
     "start_s": 60.0, "plan_s": 5.0, "codec": None, "compile": False,
     "device": "cpu", "any_model": False, "policies": None, "show_problems": False,
     "step_bytes": 32 << 20, "step_rows": 0, "step_ms": 0, "memory_bytes": 0, "max_bytes": None, "remote": None,
-    "serve": None, "fingerprint": None,
+    "serve": None, "fingerprint": None, "require_signed": None, "signing_key": None,
 }  # fmt: skip
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "store": str, "recognise": bool, "min_tokens": int, "refresh_s": (int, float),
@@ -37,6 +38,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "any_model": bool, "policies": (list, type(None)), "show_problems": bool,
     "step_bytes": int, "step_rows": int, "step_ms": (int, float), "memory_bytes": int, "max_bytes": (int, type(None)),
     "remote": (str, type(None)), "serve": (dict, type(None)), "fingerprint": (str, type(None)),
+    "require_signed": (str, type(None)), "signing_key": (str, type(None)),
 }  # fmt: skip
 
 
@@ -69,6 +71,9 @@ class ConnectorSettings:
         remote: URL of a remote store, from which missing objects come.
         fingerprint: the model's before vLLM loads it: a server whose weights changed meanwhile does not start.
             `pic serve` sets it.
+        require_signed: the list of signers (`default`: the user's) of which one must have signed an object; all others
+            are absent. Objects that a worker compiles are then used only with a `signing_key`.
+        signing_key: the private key (`default`: the user's) that signs what a worker compiles.
         serve: the fields of the router inside vLLM's server (`pictool.serve.backends.vllm.plugin`).
     """
 
@@ -93,6 +98,15 @@ class ConnectorSettings:
     remote: str | None
     serve: Mapping[str, Any] | None = None
     fingerprint: str | None = None
+    require_signed: str | None = None
+    signing_key: str | None = None
+
+    def open_store(self, memory_bytes: int = 0) -> Store:
+        """The store, with warnings in vLLM's log. Raises InputError: signers or a key that cannot be used."""
+        return Store(
+            self.store, self.max_bytes, remote=self.remote, memory_bytes=memory_bytes, on_warning=_log.warning,
+            trust=Trust.open(self.require_signed, self.signing_key),
+        )  # fmt: skip
 
 
 def parse_settings(extra_config: Mapping[str, Any]) -> ConnectorSettings:
@@ -152,11 +166,7 @@ class Setup:
 
     @cached_property
     def store(self) -> Store:
-        settings = self.settings
-        return Store(
-            settings.store, settings.max_bytes, remote=settings.remote, memory_bytes=settings.memory_bytes,
-            on_warning=_log.warning,
-        )  # fmt: skip
+        return self.settings.open_store(self.settings.memory_bytes)
 
 
 def load_target_model(config: VllmConfig, settings: ConnectorSettings) -> Model:

@@ -1,0 +1,111 @@
+"""Objects computed again: honest ones of every codec and dtype are right, planted ones are found and set aside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+from pictool import Model, Store, load_model
+from pictool.compiler.chunking import make_chunk
+from pictool.compiler.compile import compile_chunks, compute_chunks
+from pictool.compiler.recompute import NOBODY, choose, find_difference, recompute
+from pictool.core import CompileOptions
+from pictool.store.codecs import codecs
+from pictool.store.objects.format import CompiledChunk
+from pictool.store.signatures import Signers, SigningKey, Trust, sign_object_file
+
+TEXTS = [f"Document {number} tells of harbour {number * 7}, where {number} ships lie." for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save_model(tmp_path_factory.mktemp("models") / "tiny", tiny.CONFIGS["llama"]())
+
+
+@pytest.fixture(scope="module")
+def model(directory: Path) -> Model:
+    return load_model(str(directory), "cpu")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def planted(chunk: CompiledChunk, layer: int = 1) -> CompiledChunk:
+    """A chunk whose values in one layer are 1 % larger; all checksums of its object hold."""
+    layers = list(chunk.layers)
+    values = np.frombuffer(layers[layer][1], dtype="<f4") * np.float32(1.01)
+    layers[layer] = (layers[layer][0], values.tobytes())
+    return replace(chunk, layers=layers)
+
+
+def plant(model: Model, store: Store, texts: list[str], codec: str = "none") -> list[str]:
+    chunks = {model.key(chunk.tokens, 0, codec): chunk for chunk in (make_chunk(model, text, "x") for text in texts)}
+    for chunk in compute_chunks(model, chunks, CompileOptions(codec=codec)):
+        store.put(planted(chunk))
+    return list(chunks)
+
+
+@pytest.mark.parametrize("codec", sorted(codecs()))
+def test_honest_objects_are_right_and_planted_ones_are_not(model: Model, store: Store, codec: str) -> None:
+    compile_chunks(model, store, TEXTS[:6], CompileOptions(codec=codec, sinks=2 if codec == "none" else 0))
+    assert recompute(model, store, store.keys(), 1.0).problems == {}
+    bad = plant(model, store, TEXTS[6:8], codec)
+    found = recompute(model, store, store.keys(), 1.0)
+    assert set(found.problems) == set(bad) and found.writers == {NOBODY: (8, 2)}
+    assert all("which is no noise of float32; set aside as" in line for line in found.problems.values())
+    assert not set(bad) & set(store.keys())
+    assert {path.stem for path in (store.root / "quarantine").iterdir()} == set(bad)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_packs_are_noise_in_every_dtype(directory: Path, store: Store, dtype: str) -> None:
+    model = load_model(str(directory), "cpu", dtype)
+    compile_chunks(model, store, TEXTS)
+    found = recompute(model, store, store.keys(), 1.0)
+    assert found.problems == {} and found.objects == len(TEXTS)
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3"])
+def test_hybrids_and_latents_are_computed_again(tmp_path: Path, store: Store, name: str) -> None:
+    if name not in tiny.CONFIGS:
+        pytest.skip(f"no tiny {name}")
+    model = load_model(str(tiny.save_model(tmp_path / name, tiny.CONFIGS[name]())), "cpu")
+    compile_chunks(model, store, [" ".join(TEXTS[:6])])
+    found = recompute(model, store, store.keys(), 1.0)
+    assert found.problems == {} and found.objects == 1
+
+
+def test_a_planted_object_is_found_at_the_share_s_rate(model: Model, store: Store) -> None:
+    (bad,) = plant(model, store, TEXTS[:1])
+    compile_chunks(model, store, TEXTS[1:])
+    with store.peek(bad) as file:
+        assert find_difference(model, file)
+    hits = sum(bad in choose(store.keys(), 0.25) for _ in range(2000))
+    assert 400 < hits < 600  # 500 are expected: five standard deviations are 97
+    assert len(choose(store.keys(), 0.01)) == 1 and choose([], 1.0) == []
+
+
+def test_the_writer_s_share_is_told(model: Model, tmp_path: Path) -> None:
+    keys = [SigningKey.new(tmp_path / name) for name in ("a", "b")]
+    trust = Trust(Signers(tmp_path / "signers", {key.public: key.path.name for key in keys}, {}))
+    store = Store(tmp_path / "store", trust=trust)
+    good = [done.key for done in compile_chunks(model, store, TEXTS[:3])]
+    (bad,) = plant(model, store, TEXTS[3:4])
+    for key, signer in zip([*good[:2], bad], [keys[0], keys[1], keys[1]], strict=True):
+        sign_object_file(signer, store.path(key))
+    found = recompute(model, store, store.keys(), 1.0)
+    assert found.writers == {"a": (1, 0), "b": (2, 1), NOBODY: (1, 0)} and list(found.problems) == [bad]
+    assert (store.root / "quarantine" / f"{bad}.kvo.sig").exists()
+
+
+def test_what_is_not_of_its_tokens_alone_is_skipped(model: Model, store: Store, directory: Path) -> None:
+    other = load_model(str(directory), "cpu", "bfloat16")
+    compile_chunks(other, store, TEXTS[:2])
+    found = recompute(model, store, store.keys(), 1.0)
+    assert (found.objects, found.skipped) == (0, 2)

@@ -1,0 +1,129 @@
+"""A store that pictool 0.2.0 wrote (by its own command line, with embedded-small), and what stays valid of it.
+
+compile a.txt; compile b.txt --codec int8 --sinks 2; compile b.txt --salt …; the same with --dtype bfloat16;
+    link a.txt --algo prefix
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from commands.run import pic
+
+from pictool import Model, Store, load_model
+from pictool.compiler.chunking import make_chunk
+from pictool.compiler.compile import compile_chunks, object_key
+from pictool.compiler.recompute import recompute
+from pictool.core import CompileOptions
+from pictool.store.directory import MARK
+
+OLD = Path(__file__).parent / "written_by_0.2.0"
+PLAIN = "c6ea8c72be1ebcb7a06dddd57d11f6efa78c9f82e3885dc9dd4650cf102799ab"
+INT8 = "c920f0ae5dd7995c593203d3c991e980a996de3b7dca017ca3c4de53e3661abf"
+SALTED = "d6791c27f490f313aa127d7e617af74c62e857a9a06792492b105eeafa09264c"
+HALF = "ee94b911e2879d4ed1892c48b06156f03acf4d40566b3778a85a0b5e0d58cd14"
+SALT = "a-tenants-secret-0123456789"
+HERE = ("-m", "embedded-small", "--store", "st")
+
+
+@pytest.fixture(autouse=True)
+def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(OLD, "st", ignore=shutil.ignore_patterns("*.txt"))
+    for name in ("a.txt", "b.txt"):
+        shutil.copy(OLD / name, name)
+    return Store("st")
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return load_model("embedded-small", "cpu", "float32")
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (("a.txt",), PLAIN),
+        (("b.txt", "--codec", "int8", "--sinks", 2), INT8),
+        (("b.txt", "--salt", SALT), SALTED),
+    ],
+)
+def test_what_0_2_0_compiled_is_found(options: tuple[object, ...], key: str) -> None:
+    done = pic("compile", *options, *HERE, "--json").json
+    assert [(row["key"], row["new"]) for row in done["objects"]] == [(key, False)]
+
+
+def test_half_precision_of_0_2_0_is_compiled_again_and_said_to_be_so(old: Store) -> None:
+    """Its RoPE frequencies were rounded: such KV is never linked."""
+    found = pic("store", "verify", "--store", "st")
+    assert found.code == 1 and "1 of 5 objects are damaged; take them out with --repair" in found.err
+    assert HALF[:12] in found.out and "in half precision of pic 0.2" in found.out
+    done = pic("compile", "b.txt", *HERE, "--dtype", "bfloat16", "--salt", SALT, "--json").json
+    assert [(row["key"] == HALF, row["new"]) for row in done["objects"]] == [(False, True)]
+    assert pic("store", "verify", "--repair", "--store", "st").code == 0
+    assert HALF not in old.keys() and {PLAIN, INT8, SALTED} < set(old.keys())
+
+
+def test_it_is_whole_and_right_and_the_directory_is_adopted_at_the_first_write(model: Model, old: Store) -> None:
+    found = recompute(model, old, [PLAIN, INT8, SALTED], 1.0)
+    assert found.objects == 3 and found.problems == {} and not Path("st", MARK).exists()
+    linked = pic("link", "a.txt", "-q", "Which festival?", *HERE)
+    assert linked.code == 0 and "a store of an earlier version" in linked.err and Path("st", MARK).exists()
+
+
+def test_a_link_of_old_objects_answers_as_one_of_new_ones() -> None:
+    query = ("-q", "Which festival does Gadwick hold?", "-m", "embedded-small", "--json")
+    answers = [pic("link", "a.txt", "b.txt", *query, "--store", store).json["answer"] for store in ("st", "new")]
+    assert answers[0] == answers[1] != ""
+
+
+def test_an_old_chain_is_reused() -> None:
+    again = ("link", "a.txt", "-q", "where?", *HERE, "--algo", "prefix", "-p", "block=16", "--max-new-tokens", 2)
+    before = Store("st").keys()
+    assert pic(*again, "--json").json["tokens"]["recomputed"] < 19
+    assert set(before) <= set(Store("st").keys())
+
+
+def test_versions_of_libraries_are_in_no_key(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    monkeypatch.setattr(transformers, "__version__", "9.9.9")
+    monkeypatch.setattr("pictool.__version__", "9.9.9")
+    fresh = load_model("embedded-small", "cpu", "float32")
+    assert object_key(fresh, make_chunk(fresh, Path("a.txt").read_text(), "a.txt")) == PLAIN
+
+
+def test_processor_flags_are_in_no_key() -> None:
+    flags = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    command = [sys.executable, "-m", "pictool", "compile", "a.txt", *HERE]
+    done = subprocess.run(command, env=os.environ | flags, capture_output=True, text=True, check=True)
+    assert "cached" in done.stdout and "0 compiled" in done.stderr
+
+
+def test_another_dtype_codec_salt_or_sinks_is_another_object(old: Store) -> None:
+    for options in (("--dtype", "float16"), ("--codec", "zstd"), ("--salt", SALT), ("--sinks", 1)):
+        done = pic("compile", "a.txt", *HERE, *options, "--json").json
+        assert [(row["key"] == PLAIN, row["new"]) for row in done["objects"]] == [(False, True)]
+    assert PLAIN in old.keys()  # and the old one stays
+
+
+def test_other_weights_are_another_model_whose_objects_say_so(model: Model, old: Store, tmp_path: Path) -> None:
+    assert model.directory is not None
+    shutil.copytree(model.directory, tmp_path / "other")
+    weights = next((tmp_path / "other").glob("*.safetensors"))
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    other = load_model(str(tmp_path / "other"), "cpu", "float32")
+    chunk = make_chunk(other, Path("a.txt").read_text(), "a.txt")
+    (done,) = compile_chunks(other, old, [chunk], CompileOptions())
+    assert done.is_new and done.key != PLAIN
+    shutil.copy(old.path(PLAIN), "a.kvo")
+    refused = pic("link", "a.kvo", "-q", "x", "-m", tmp_path / "other", "--store", "st")
+    assert refused.code == 1 and "made for model" in refused.err and "compile the text again" in refused.err
