@@ -181,7 +181,7 @@ class VllmBackend(Backend):
                     infos = () if work.num_top is None else self._infos(part, work.num_top)
                     if text or infos:
                         for index in same or (part.index,):
-                            yield DeltaEvent(index, text, infos)
+                            yield DeltaEvent(index, text, infos, len(part.token_ids))
                     if part.finish_reason not in (None, "stop", "length"):
                         raise ApiError(503, "the server ended the answer")
                     if part.finish_reason is not None:
