@@ -60,7 +60,8 @@ def save_scripted(
 
 
 def _backend() -> Tokenizer:
-    return tiny.tokenizer().backend_tokenizer
+    backend: Tokenizer = tiny.tokenizer().backend_tokenizer
+    return backend
 
 
 def _encoded(text: str) -> str:

@@ -18,7 +18,8 @@ from typing import Any
 
 import httpx
 import pytest
-from scripted import END, save_scripted
+from scripted import save_scripted
+from serve.live import END
 
 from agents.conftest import AGENTS, AIDER, RUNS
 
@@ -55,9 +56,16 @@ for dialect in OPENCODE.values():
 REPLIES |= {
     "mend aider without tools": [
         "It is this line.\n\n" + BLOCK.format(before="    return a * b") + END,  # no such line: it asks again
+        *(f"Aider writes turn {number} itself.{END}" for number in (1, 2)),
         "Then this one.\n\n" + BLOCK.format(before="    return a - b") + END,
     ],
-    "cut aider without tools": ["So be it.\n\n" + BLOCK.format(before="    return a - b").partition("=======")[0]],
+    "break aider without tools": [
+        "I break it.\n\n" + BLOCK.format(before=f"    never {number}") + END
+        if number % 3 == 0
+        else f"Turn {number}.{END}"
+        for number in range(10)
+    ],
+    "cut aider without tools": ["I cut it.\n\n" + BLOCK.format(before="    return a - b").partition("=======")[0]],
 }
 
 
@@ -149,9 +157,10 @@ def opencode(agents: Agents, repository: Path, task: str, provider: str) -> subp
 
 
 def aider(agents: Agents, repository: Path, task: str) -> subprocess.CompletedProcess[str]:
-    options = ["--model", "openai/said", "--openai-api-base", f"{agents.url}/v1", "--openai-api-key", "none", "--yes-always",
-               "--edit-format", "diff", "--no-check-update", "--analytics-disable", "--no-show-model-warnings",
-               "--no-auto-commits", "--no-gitignore", "--map-tokens", "0", "--test-cmd", RUN, "--auto-test"]  # fmt: skip
+    options = ["--model", "openai/said", "--openai-api-base", f"{agents.url}/v1", "--openai-api-key", "none",
+               "--yes-always", "--edit-format", "diff", "--no-check-update", "--analytics-disable", "--map-tokens", "0",
+               "--no-show-model-warnings", "--no-auto-commits", "--no-gitignore", "--test-cmd", RUN,
+               "--auto-test"]  # fmt: skip
     return agents.run(
         "aider", [str(AIDER), *options, "sums.py", "--message", f"Mend it; (say {task} aider)"], repository
     )
@@ -175,15 +184,19 @@ def test_opencode(agents: Agents, repository: Path, provider: str) -> None:
 def test_aider(agents: Agents, repository: Path) -> None:
     done = aider(agents, repository, "mend")
     assert done.returncode == 0, done.stdout + done.stderr
-    print(done.stdout[-3000:])
     assert (repository / "sums.py").read_text() == RIGHT and "it adds" in done.stdout
 
 
 @pytest.mark.parametrize("task", ["break", "cut"])
-def test_a_call_that_is_none_is_not_run(agents: Agents, repository: Path, task: str) -> None:
-    for provider in OPENCODE:
-        opencode(agents, repository, task, provider)
-    codex(agents, repository, task)
-    if task == "cut":
-        aider(agents, repository, task)
+@pytest.mark.parametrize("agent", ["codex", *OPENCODE, "aider"])
+def test_a_call_that_is_none_is_not_run(agents: Agents, repository: Path, agent: str, task: str) -> None:
+    """It is shown as the text that it is."""
+    if agent == "codex":
+        done = codex(agents, repository, task)
+    elif agent == "aider":
+        done = aider(agents, repository, task)
+    else:
+        done = opencode(agents, repository, task, agent)
     assert (repository / "sums.py").read_text() == WRONG
+    shown = done.stdout + done.stderr
+    assert {"break": "I break it", "cut": "I cut it."}[task] in shown, shown

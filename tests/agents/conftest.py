@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 AGENTS = Path(__file__).parent / "node_modules" / ".bin"
-AIDER = Path(os.environ.get("PIC_AIDER", Path(__file__).parents[2] / ".venv-aider")) / "bin" / "aider"
+AIDER = Path(os.environ.get("PIC_AIDER", Path(__file__).parents[2] / ".venv-aider")).absolute() / "bin" / "aider"
 collect_ignore_glob = [] if AGENTS.exists() and AIDER.exists() else ["*_test.py"]
 RUNS: list[dict[str, Any]] = []
 

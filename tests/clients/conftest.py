@@ -8,17 +8,19 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from scripted import END, save_scripted
+from scripted import save_scripted
+from serve.live import END
 
 from clients.table import ROOT, Client
 
-WRAPPERS = Path(os.environ.get("PIC_CLIENTS", ROOT / ".venv-clients")) / "bin" / "python"
+WRAPPERS = Path(os.environ.get("PIC_CLIENTS", ROOT / ".venv-clients")).absolute() / "bin" / "python"
 DOCUMENT = "The harbour was quiet. It holds a festival in the spring; nobody knows why, and few of them ask. " * 3
 TEXT, THOUGHT, CALL = "Hello there, it is a harbour.", "Is it far?", {"at": "the harbour"}
 collect_ignore_glob = [] if WRAPPERS.exists() else ["features_test.py", "recipes_test.py"]
@@ -38,7 +40,8 @@ OUTCOMES: dict[str, dict[str, str]] = {}  # by client and feature
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     report = yield
     if isinstance(item, pytest.Function) and item.originalname == "test_cell" and report.when == "call":
-        client, feature = item.callspec.params["client"], item.callspec.params["feature"]
+        parameters: Any = item.callspec.params
+        client, feature = parameters["client"], parameters["feature"]
         outcome = client.cell(feature) if report.passed else "failed"
         OUTCOMES.setdefault(f"{client.name} {client.version}", {})[feature] = outcome
     return report
@@ -53,12 +56,10 @@ def pytest_sessionfinish() -> None:
         Path(path).write_text(json.dumps(results, indent=1) + "\n")
 
 
-@pytest.fixture(scope="session")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An unmodified server of a model that says those texts."""
-    model, store = save_scripted(tmp_path_factory.mktemp("said") / "model", REPLIES), tmp_path_factory.mktemp("store")
-    command = [sys.executable, "-m", "pictool", "serve", "-m", str(model), "--name", "said", "--port", "0",
-               "--store", str(store), "--check", "off"]  # fmt: skip
+@contextmanager
+def serving(*options: str) -> Iterator[str]:
+    """The address of an unmodified server."""
+    command = [sys.executable, "-m", "pictool", "serve", "--port", "0", *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
@@ -66,6 +67,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield next(found[1] for line in process.stderr if (found := re.search(r"on (http://\S+)/v1", line)))
         finally:
             process.terminate()
+
+
+@pytest.fixture(scope="session")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of a model that says those texts."""
+    model, store = save_scripted(tmp_path_factory.mktemp("said") / "model", REPLIES), tmp_path_factory.mktemp("store")
+    with serving("-m", str(model), "--name", "said", "--store", str(store), "--check", "off") as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

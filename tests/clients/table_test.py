@@ -34,3 +34,15 @@ def test_the_committed_results_are_those_of_the_table() -> None:
     assert found == {
         f"{client.name} {client.version}": {feature: client.cell(feature) for feature in FEATURES} for client in CLIENTS
     }
+
+
+def test_the_committed_runs_of_agents_are_right() -> None:
+    """The task is done by each agent, and nothing of a call that is none was run."""
+    runs = json.loads((ROOT / "benchmarks" / "results" / "agents.json").read_text())["runs"]
+    agents = ("codex", "opencode chat", "opencode responses", "opencode messages", "aider")
+    assert {(run["agent"], run["task"].split()[0]) for run in runs} == {
+        (agent, task) for agent in agents for task in ("mend", "break", "cut")
+    }
+    for run in runs:
+        assert run["mended"] == run["task"].startswith("mend"), run
+        assert run["requests"] >= (4 if run["mended"] and run["agent"] != "aider" else 1), run

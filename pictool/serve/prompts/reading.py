@@ -158,8 +158,10 @@ def format_of(body: ChatRequest, backend: Backend) -> AnswerFormat:
 def _strict_schema(tool: Mapping[str, Any]) -> dict[str, Any] | None:
     """The schema that the arguments of a tool's calls must be of; None: they need not."""
     function = tool.get("function")
-    is_strict = isinstance(function, dict) and function.get("strict") is True
-    return (function.get("parameters") or {"type": "object"}) if is_strict else None
+    if not isinstance(function, dict) or function.get("strict") is not True:
+        return None
+    schema: dict[str, Any] = function.get("parameters") or {"type": "object"}
+    return schema
 
 
 def _forced_call(body: ChatRequest) -> Mapping[str, Any] | None:
