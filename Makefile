@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 DEMO   := $(VENV)/.demo
 READY  := $(VENV)/.ready
 VLLM   ?= .venv-vllm
+CLIENTS ?= .venv-clients
+AIDER  ?= .venv-aider
+CLIENT_PINS ?= constraints-clients.txt
 LLAMACPP ?= .venv-llamacpp
 
 LOCKING := .venv-lock
@@ -16,8 +19,11 @@ BUILD := $(if $(filter cpu,$(TORCH)),$(VENV)/.torch-cpu)
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALL_LLAMACPP := $(LLAMACPP)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-llamacpp.txt
 
+INSTALL_AIDER = $(AIDER)/bin/python -m pip install --quiet --no-deps --requirement constraints-aider.txt
+INSTALL_CLIENTS = $(CLIENTS)/bin/python -m pip install --quiet $(if $(filter constraints-%,$(CLIENT_PINS)),--no-deps) --requirement $(CLIENT_PINS)
+
 .NOTPARALLEL:
-.PHONY: demo test test-ray test-vllm test-llamacpp test-prometheus fuzz fuzz-vllm faults check lock model zoo fixtures reference bench gpu gpu-wheels fresh wheel clean
+.PHONY: demo test test-ray test-vllm test-llamacpp test-prometheus test-clients clients-newest test-agents fuzz fuzz-vllm faults check lock model zoo fixtures reference bench gpu gpu-wheels fresh wheel clean
 
 demo: $(DEMO)
 	$(BIN)/python examples/demo.py
@@ -43,6 +49,19 @@ test-llamacpp: $(LLAMACPP)/.ready
 test-prometheus: $(READY)
 	$(BIN)/python -m pytest tests/in_prometheus --require-all
 
+# Clients of the server, unmodified (docs/reference/clients.md): wrappers in an environment of their own, and npm's. All must run.
+test-clients: $(READY) $(CLIENTS)/.ready tests/clients/node_modules/.ready
+	PIC_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/clients --require-all
+
+# Agents, unmodified and headless, against the server: codex, opencode and aider, driven by a scripted model. All must run.
+test-agents: $(READY) $(AIDER)/.ready tests/agents/node_modules/.ready
+	PIC_AIDER=$(AIDER) $(BIN)/python -m pytest tests/agents --require-all
+
+# The same with the newest of each, which the lock does not hold.
+clients-newest: $(READY)
+	rm -rf .venv-clients-newest
+	$(MAKE) test-clients CLIENTS=.venv-clients-newest CLIENT_PINS=tests/clients/requirements.txt NPM_INSTALL=update
+
 # Requests of all kinds to a running vLLM server whose store has faults: `make fuzz-vllm REQUESTS=5000 SEED=2`, CASE=123.
 fuzz-vllm: $(VLLM)/.ready
 	PYTHONPATH=tests:. $(VLLM)/bin/python -P -m vllm_fuzz --requests $(or $(REQUESTS),5000) --seed $(or $(SEED),1) \
@@ -64,6 +83,22 @@ $(VLLM)/.ready: pyproject.toml tests/in_vllm/install.py constraints-vllm.txt
 $(LLAMACPP)/.ready: pyproject.toml constraints.txt constraints-llamacpp.txt
 	$(PYTHON) -m venv $(LLAMACPP)
 	$(INSTALL_LLAMACPP) gguf --editable '.[test,llamacpp]'
+	touch $@
+
+$(AIDER)/.ready: constraints-aider.txt
+	$(PYTHON) -m venv $(AIDER)
+	$(INSTALL_AIDER)
+	touch $@
+
+$(CLIENTS)/.ready: tests/clients/requirements.txt $(CLIENT_PINS)
+	$(PYTHON) -m venv $(CLIENTS)
+	$(INSTALL_CLIENTS)
+	touch $@
+
+NPM_INSTALL ?= ci
+%/node_modules/.ready: %/package-lock.json
+	@command -v node npm >/dev/null || { echo "make: needs node 20 or newer and npm: apt-get install nodejs npm" >&2; false; }
+	cd $* && npm $(NPM_INSTALL) --no-audit --no-fund --loglevel=error
 	touch $@
 
 check: $(READY)
@@ -139,4 +174,4 @@ wheel: $(READY)
 	$(BIN)/python -m benchmarks.wheel $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(LLAMACPP) $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels gpu-results
+	rm -rf $(VENV) $(VLLM) $(LLAMACPP) $(CLIENTS) $(AIDER) .venv-clients-newest tests/*/node_modules $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels gpu-results

@@ -265,12 +265,19 @@ class CompileOptions:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen: temperature 0 is greedy. Stop strings end the answer and are not part of it."""
+    """How the next token is chosen: temperature 0 is greedy. Stop strings end the answer and are not part of it.
+
+    Only a server's requests have penalties and biases: a token's logit is lowered by `frequency_penalty` for each time
+    that it is in the answer, and by `presence_penalty` if it is; `logit_bias` has tokens and what is added to theirs.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
     stop: tuple[str, ...] = ()
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         for name, convert in (("temperature", real), ("top_p", real), ("seed", whole)):
@@ -286,6 +293,16 @@ class Sampling:
             raise InputError(f"top-p {self.top_p}: must be above 0 and at most 1")
         if "" in self.stop:
             raise InputError("a stop string is empty")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The fields that a command has."""
+        return {"temperature": self.temperature, "top_p": self.top_p, "seed": self.seed, "stop": self.stop}
+
+    def require_tokens(self, vocabulary: int) -> None:
+        """Raise InputError if a bias is of a token that a vocabulary of this size has not."""
+        if self.logit_bias and (token := max(self.logit_bias)[0]) >= vocabulary:
+            raise InputError(f"logit_bias: token ids must be from 0 to {vocabulary - 1}, and one is {token}")
 
 
 @dataclass(frozen=True)

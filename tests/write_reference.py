@@ -239,10 +239,17 @@ def metrics(_: str) -> str:
     return table(["metric", "meaning"], ((f"`{name}`", meaning) for name, meaning in rows if "_created" not in name))
 
 
+def clients(_: str) -> str:
+    """The table of clients and what each does."""
+    from clients.table import FEATURES, rows
+
+    return table(["client", "dialect", *FEATURES], rows())
+
+
 KINDS: Mapping[str, Callable[[str], str]] = {
     "options": options, "common options": common_options, "commands": commands, "fields": policy_fields,
     "policies": policy_table, "codecs": codec_table, "settings": setting_table, "refused models": refused_models,
-    "models in vLLM": models_in_vllm, "connector": connector_settings, "metrics": metrics,
+    "models in vLLM": models_in_vllm, "connector": connector_settings, "metrics": metrics, "clients": clients,
 }  # fmt: skip
 
 

@@ -66,7 +66,7 @@ class SentEvents:
         """What is new of an event; None: nothing. Raises EventMismatch."""
         if isinstance(event, DeltaEvent):
             text, tokens = self._texts.setdefault(event.index, _Text()).rest(event.text, event.tokens)
-            return DeltaEvent(event.index, text, tokens) if text or tokens else None
+            return DeltaEvent(event.index, text, tokens, event.num_tokens) if text or tokens else None
         if isinstance(event, dict) and event.keys() == {"text"}:
             text, _ = self._texts.setdefault("link", _Text()).rest(event["text"], ())
             return {"text": text} if text else None

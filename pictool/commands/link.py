@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -324,7 +324,7 @@ def request_json(spec: Spec, origin: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "query": spec.query, "head": spec.head, "query_template": spec.query_template,
         "documents": [str(document) if isinstance(document, str | Path) else STDIN for document in spec.documents],
-        "max_new_tokens": spec.max_new_tokens, "sampling": asdict(spec.sampling), "sinks": spec.sinks,
+        "max_new_tokens": spec.max_new_tokens, "sampling": spec.sampling.options, "sinks": spec.sinks,
         "chunk_tokens": spec.chunk_tokens, "codec": spec.codec, **origin,
     }  # fmt: skip
 

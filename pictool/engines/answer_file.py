@@ -14,7 +14,6 @@ import json
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Protocol, Self, TypeVar
 
@@ -96,7 +95,7 @@ def spec_identity(spec: Spec, engine: Engine, contents: Contents) -> list[Any]:
     """
     documents = [_document_identity(document, engine, contents) for document in spec.documents]
     return [
-        documents, spec.query, spec.head, spec.query_template, spec.max_new_tokens, asdict(spec.sampling), spec.sinks,
+        documents, spec.query, spec.head, spec.query_template, spec.max_new_tokens, spec.sampling.options, spec.sinks,
         spec.chunk_tokens, spec.codec,
     ]  # fmt: skip
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from pictool.core import AnswerFormat
 from pictool.core import Sampling as Sampling
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 
+_NO_TOKENS = torch.empty(1, 0, dtype=torch.long)
 _KEPT_TOKENS = 32  # of an answer, at least, that are decoded again with the next one
 
 
@@ -43,18 +50,34 @@ class _Chooser:
     def __init__(self, sampling: Sampling, grammar: Grammar | None = None) -> None:
         self._greedy, self._grammar = sampling.temperature == 0, grammar
         self._generator = torch.Generator().manual_seed(sampling.seed)
-        self._warpers = LogitsProcessorList()
+        self._penalties, self._counts = (sampling.frequency_penalty, sampling.presence_penalty), Counter[int]()
+        self._biases, self._warpers = LogitsProcessorList(), LogitsProcessorList()
+        if sampling.logit_bias:
+            self._biases.append(SequenceBiasLogitsProcessor({(token,): bias for token, bias in sampling.logit_bias}))
         if not self._greedy:
             self._warpers.append(TemperatureLogitsWarper(sampling.temperature))
             if sampling.top_p < 1:
                 self._warpers.append(TopPLogitsWarper(sampling.top_p))
 
     def __call__(self, logits: Tensor) -> int:
-        if self._grammar is None:
-            return self._choose(logits)
-        token = self._choose(self._grammar.masked(logits))
-        self._grammar.push(token)
+        logits = self._biased(logits)
+        token = self._choose(logits if self._grammar is None else self._grammar.masked(logits))
+        if self._grammar is not None:
+            self._grammar.push(token)
+        self._counts[token] += 1
         return token
+
+    def _biased(self, logits: Tensor) -> Tensor:
+        """The logits [vocabulary] with biases, and penalties of the chosen tokens (OpenAI's API reference)."""
+        if self._biases:
+            logits = self._biases(_NO_TOKENS, logits[None].cpu())[0]
+        if any(self._penalties) and self._counts:
+            frequency, presence = self._penalties
+            lowered = [frequency * count + presence for count in self._counts.values()]
+            logits = logits.index_add(
+                0, torch.tensor([*self._counts], device=logits.device), -logits.new_tensor(lowered)
+            )  # fmt: skip
+        return logits
 
     def _choose(self, logits: Tensor) -> int:
         if self._greedy:

@@ -34,6 +34,7 @@ class PartialAnswer:
     tokens: list[TokenInfo] = field(default_factory=list)
     reason: str | None = None
     num_tokens: int = 0
+    num_reasoning: int = 0
     stop: str | None = None
 
     @property
@@ -77,6 +78,7 @@ class AnswerCollector:
             answer = self.answers.setdefault(event.index, PartialAnswer())
             if isinstance(event, FinishEvent):
                 answer.reason, answer.num_tokens, answer.stop = event.reason, event.num_tokens, event.stop
+                answer.num_reasoning = event.num_reasoning
             else:
                 answer.parts.append(event)
                 answer.tokens += event.tokens if isinstance(event, DeltaEvent) else ()
@@ -104,11 +106,13 @@ def usage_of(works: Sequence[AnswerCollector]) -> dict[str, Any]:
     """The usage of a response that is made of these works."""
     prompt = sum(work.reuse.num_tokens for work in works)
     generated = sum(answer.num_tokens for work in works for answer in work.listed)
+    reasoning = sum(answer.num_reasoning for work in works for answer in work.listed)
     cached = sum(work.reuse.cached for work in works)
     written = sum(work.reuse.num_compiled for work in works)
     return {
         "prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     }  # fmt: skip
 
 

@@ -78,7 +78,8 @@ def invalid(errors: Sequence[Any], status: int = 422) -> ApiError:
     """What pydantic says of a value; of the types that it might have had, that which fits the furthest."""
     first = max(errors, key=lambda error: (len(error["loc"]), not error["type"].endswith("_type")))
     place = ".".join(str(part) for part in first["loc"] if not isinstance(part, str) or "[" not in part)[:200]
-    return ApiError(status, f"{place or 'body'}: {first['msg']}", param=place.partition(".")[0] or None)
+    problem = "is not supported here" if first["type"] == "extra_forbidden" else first["msg"]
+    return ApiError(status, f"{place or 'body'}: {problem}", param=place.partition(".")[0] or None)
 
 
 class BodyRoute(APIRoute):

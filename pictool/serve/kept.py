@@ -52,6 +52,12 @@ class KeptResponses:
             found = self._by_tenant.get(tenant, OrderedDict()).get(name)
         return found if found is not None and found.expires > self._clock() else None
 
+    def items(self, tenant: str) -> dict[str, Item]:
+        """The items of a tenant's responses and of their requests, by their ids."""
+        with self._lock:
+            kept = [entry for entry in self._by_tenant.get(tenant, {}).values() if entry.expires > self._clock()]
+        return {item["id"]: item for entry in kept for item in (*entry.given, *entry.body["output"])}
+
     def remove(self, tenant: str, name: str) -> bool:
         """Forget a response; False if there is none. Those that follow it have its items still."""
         is_there = self.find(tenant, name) is not None

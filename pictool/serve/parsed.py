@@ -7,6 +7,7 @@ import json
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pictool.runtime.chat.parsing import AnswerParser, AnswerPart
@@ -28,6 +29,7 @@ async def parsed(
     """The events of a request for answers with special tokens, with its calls and reasoning apart."""
     tools = work.prompt.tools if isinstance(work.prompt, ChatPrompt) else ()
     parsers, calls, tail = dict[int, AnswerParser](), Counter[int](), ""
+    reasoning = defaultdict[int, _ReasoningCount](_ReasoningCount)
     try:
         async for event in events:
             if isinstance(event, TailEvent):
@@ -45,12 +47,32 @@ async def parsed(
                     yield DeltaEvent(index, "", event.tokens)
             else:
                 parts = await asyncio.to_thread(parsers[index].end, event.end or None)
+            num_new = event.num_tokens if isinstance(event, DeltaEvent) else 0
+            num_reasoning = reasoning[index].add(num_new, parts, isinstance(event, FinishEvent))
             for part in _events(parts, index, calls):
                 yield part
             if isinstance(event, FinishEvent):
-                yield event
+                yield replace(event, num_reasoning=num_reasoning)
     finally:
         await events.aclose()
+
+
+@dataclass
+class _ReasoningCount:
+    """The tokens of an answer whose text is reasoning: a token is of the next part that becomes certain."""
+
+    total: int = 0
+    _held: int = 0
+    _is_open: bool = False
+
+    def add(self, num_tokens: int, parts: Sequence[AnswerPart], is_end: bool) -> int:
+        self._held += num_tokens
+        if parts:
+            self._is_open = parts[-1].kind == "reasoning"
+        if parts or is_end:
+            self.total += self._held if self._is_open else 0
+            self._held = 0
+        return self.total
 
 
 async def called(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 
 MAX_N = 16
 MAX_STOPS, MAX_STOP_BYTES = 16, 4096  # stop strings of a request, and their bytes in all
+MAX_BIASES = 1024  # of logit_bias
 MAX_TTL_S = 366 * 86400
 
 
@@ -172,8 +173,8 @@ class GenerationRequest(StrictModel):
     stop: Annotated[str, AfterValidator(_require_short)] | Stops | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     logit_bias: dict[str, Any] | None = None
     pic: bool | PicOptions | None = None
     verify: bool | None = None

@@ -275,18 +275,20 @@ class StartEvent:
 
 @dataclass(frozen=True)
 class DeltaEvent:
-    """More of answer `index`."""
+    """More of answer `index`, with what is reported of its tokens; `num_tokens` have come since the one before."""
 
     index: int
     text: str
     tokens: tuple[TokenInfo, ...] = ()
+    num_tokens: int = field(default=1, compare=False)
 
 
 @dataclass(frozen=True)
 class FinishEvent:
     """The end of answer `index`: "stop" or "length", and how many tokens it has.
 
-    `stop` is the stop string that ended it, `end` the text of the end token that did.
+    `stop` is the stop string that ended it, `end` the text of the end token that did; `num_reasoning` tokens of it are
+    reasoning, as far as its text was parsed.
     """
 
     index: int
@@ -294,6 +296,7 @@ class FinishEvent:
     num_tokens: int
     stop: str | None = None
     end: str = ""
+    num_reasoning: int = 0
 
 
 @dataclass(frozen=True)

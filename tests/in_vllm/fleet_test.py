@@ -177,7 +177,7 @@ def test_other_requests_are_answered_as_by_a_single_torch_server(fleet: Fleet, s
         assert chat(live, **sampled)["choices"] == chat(live, **sampled)["choices"]
         stops = chat(live, user(QUESTION), stop=["e", "a", "s", " "], max_tokens=40)["choices"][0]
         wrong = [
-            ASK | {"messages": user("x")} | change for change in ({"pic": {"policy": "no"}}, {"logit_bias": {"1": 1}})
+            ASK | {"messages": user("x")} | change for change in ({"pic": {"policy": "no"}}, {"logit_bias": {"1": 101}})
         ]
         refused = [live.error(400, "POST", "/v1/chat/completions", json=body) for body in wrong]
         refused.append(live.error(400, "POST", "/v1/query/execute", content=b"{}"))

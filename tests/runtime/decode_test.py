@@ -64,6 +64,33 @@ def test_log_probabilities_are_those_of_transformers(model: Model, store: Store)
     torch.testing.assert_close(torch.tensor(done.logprobs), expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("frequency", "presence", "biases"),
+    [(0.0, 0.0, ((7, 100.0), (9, -100.0))), (1.5, 0.0, ()), (0.0, 2.0, ()), (-0.4, 1.1, ((5, 4.0), (80, -1.5)))],
+)
+def test_penalties_and_biases_are_those_of_openai_s_reference(
+    model: Model, store: Store, frequency: float, presence: float, biases: tuple[tuple[int, float], ...]
+) -> None:
+    """mu[j] - c[j] * frequency - (c[j] > 0) * presence, and the bias, over the library's own forward."""
+    import reference
+
+    image = linked(model, store)
+    ids, found = image.layout.tokens.tolist(), list[int]()
+    sampling = Sampling(frequency_penalty=frequency, presence_penalty=presence, logit_bias=biases)
+    done = generate(model, image, 24, sampling).tokens
+    module = reference.eager(tiny.random_module(tiny.CONFIGS["llama"]()))
+    for token in done:
+        with torch.inference_mode():
+            logits = module(torch.tensor([ids + found])).logits[0, -1]
+        logits = logits.clone()
+        for chosen in range(len(logits)):
+            count = found.count(chosen)
+            logits[chosen] += dict(biases).get(chosen, 0.0) - count * frequency - (count > 0) * presence
+        assert token == int(logits.argmax())
+        found.append(token)
+    assert len(found) > 8 and found != list(generate(model, linked(model, store), 24).tokens)
+
+
 def test_decoding_ends_at_the_last_position(model: Model, store: Store) -> None:
     image = linked(model, store)
     room = model.max_positions - image.num_tokens

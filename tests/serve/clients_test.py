@@ -78,8 +78,8 @@ def test_openai_files_and_errors(client: openai.OpenAI, live: Live) -> None:
     ask: Any = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}]}
     with pytest.raises(openai.NotFoundError, match="not served"):
         client.chat.completions.create(**(ask | {"model": "x"}))
-    with pytest.raises(openai.BadRequestError, match="frequency_penalty"):
-        client.chat.completions.create(frequency_penalty=1, **ask)
+    with pytest.raises(openai.BadRequestError, match="logit_bias"):
+        client.chat.completions.create(logit_bias={"x": 1}, **ask)
     with pytest.raises(openai.UnprocessableEntityError, match="temperature"):
         client.chat.completions.create(temperature=9, **ask)
 

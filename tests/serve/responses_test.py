@@ -128,6 +128,24 @@ def test_a_history_by_id_has_the_tokens_of_its_items(client: openai.OpenAI, scri
     assert third.usage is not None and third.usage.input_tokens > second.usage.input_tokens
 
 
+def test_an_item_by_its_id_is_the_item(client: openai.OpenAI, script: Script, speaking: Live) -> None:
+    """As Vercel's `ai` names the items of a kept response."""
+    script.says(f"<think>Where?</think>I look. {CALL}{END}")
+    first = client.responses.create(**ASK | {"tools": TOOLS, "max_output_tokens": 200})
+    result: Any = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "A boat."}  # type: ignore[union-attr]
+    ask: list[Any] = [{"role": "user", "content": QUESTION}]
+    items = [*ask, *(item.model_dump() for item in first.output), result]
+    named: list[Any] = [*ask, *({"type": "item_reference", "id": item.id} for item in first.output), result]
+    counts = [client.responses.input_tokens.count(model=NAME, input=given, tools=TOOLS) for given in (items, named)]
+    assert counts[0].input_tokens == counts[1].input_tokens
+    script.says(f"A boat.{END}")
+    second = client.responses.create(model=NAME, input=named, tools=TOOLS)
+    assert second.usage is not None and second.usage.input_tokens == counts[0].input_tokens
+    with speaking.client_of("key-of-b") as other:  # another tenant's is as unknown as any
+        refused = other.post("/v1/responses", json=ASK | {"input": named})
+    assert refused.status_code == 400 and "is not kept here" in refused.json()["error"]["message"]
+
+
 def test_calls_are_rendered_as_those_of_a_chat(client: openai.OpenAI, speaking: Live) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
     chat = [

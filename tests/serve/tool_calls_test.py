@@ -82,6 +82,45 @@ def test_a_call_before_the_limit_is_whole_and_the_answer_is_cut(client: openai.O
     assert len(found["calls"]) == 1 and found["reason"] == "length"
 
 
+STRICT: list[Any] = [
+    {"type": "function", "function": TOOLS[0]["function"] | {"strict": True, "parameters": {
+        "type": "object", "properties": {"at": {"type": "string", "maxLength": 11}}, "required": ["at"],
+        "additionalProperties": False}}}
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_call"),
+    [('{"at": "the harbour"}', True), ('{"at": "the harbours"}', False), ("{}", False), ('{"at": "", "by": 1}', False)],
+)
+def test_a_call_of_a_strict_tool_is_of_its_schema_or_text(
+    client: openai.OpenAI, script: Script, arguments: str, is_call: bool
+) -> None:
+    text = f'<call>{{"name": "look", "arguments": {arguments}}}</call>'
+    found = answer(client, script, text + END, tools=STRICT)
+    assert bool(found["calls"]) == is_call and found["text"] == ("" if is_call else text)
+    assert answer(client, script, text + END)["calls"]  # one of a tool that is not strict
+
+
+def test_a_strict_tool_whose_schema_is_not_followed_is_refused(client: openai.OpenAI) -> None:
+    for schema, word in (({"not": {}}, "not"), ({"$ref": "http://localhost/x"}, "localhost"), ("x", "schema")):
+        tools: Any = [{"type": "function", "function": {"name": "look", "strict": True, "parameters": schema}}]
+        with pytest.raises(openai.BadRequestError, match=f"tools: .*{word}"):
+            client.chat.completions.create(**ASK | {"tools": tools})
+
+
+def test_reasoning_tokens_are_counted(client: openai.OpenAI, script: Script) -> None:
+    counts = []
+    for text in (f"I look.{END}", f"<think>Where is it?</think>I look.{END}", "<think>" + "where " * 100):
+        script.says(text, text)
+        usage = client.chat.completions.create(**ASK).usage
+        streamed = list(client.chat.completions.create(**ASK, stream=True, stream_options={"include_usage": True}))
+        assert usage is not None and usage.completion_tokens_details is not None and streamed[-1].usage is not None
+        assert streamed[-1].usage.completion_tokens_details == usage.completion_tokens_details
+        counts.append((usage.completion_tokens_details.reasoning_tokens or 0, usage.completion_tokens))
+    assert counts[0][0] == 0 < counts[1][0] < counts[1][1] and counts[2][0] == counts[2][1] == ASK["max_tokens"]
+
+
 def test_calls_and_results_come_back(client: openai.OpenAI, script: Script, speaking: Live) -> None:
     found = answer(client, script, CALL + END)
     call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": found["calls"][0][1]}}

@@ -30,11 +30,13 @@ Part = list[Any]  # kind and value
 class AnswerParts:
     """One answer, from its text to its parts.
 
-    A call that is not closed, is broken, or that nobody offered, is text. Blanks around a region are dropped.
+    A call that is not closed, is broken, not of the schema of its strict tool, or that nobody offered, is text. Blanks
+    around a region are dropped.
     """
 
     def __init__(self, template: Any, prefix: str, tools: list[Any] | None, takes_calls: bool) -> None:
         self._template, self._tools, self._takes_calls = load_response_template(template), tools, takes_calls
+        self._strict = dict(map(_validator, filter(_is_strict, tools or ())))
         self._raw = self._blanks = ""  # what no part has yet; blanks that may end a region
         self._region: str | None = None
         self._met, self._has_text = set[str](), False  # kinds with a text; whether the region has one
@@ -118,13 +120,34 @@ class AnswerParts:
         yield [kind, text]
 
     def _calls(self, value: Any) -> Iterator[Part]:
-        calls = [_call(entry) for entry in (value if isinstance(value, list) else [value])]
+        calls = [self._call(entry) for entry in (value if isinstance(value, list) else [value])]
         if not self._takes_calls or None in calls:
             yield from self._give_up()
             return
         self._met.add("call")
         self._raw = ""
         yield from (["call", call] for call in calls)
+
+    def _call(self, value: Any) -> Part | None:
+        """A call; None if it is none."""
+        call = _call(value)
+        if call is None or call[0] not in self._strict:
+            return call
+        return call if self._strict[call[0]].is_valid(json.loads(call[1])) else None
+
+
+def _is_strict(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and function.get("strict") is True
+
+
+def _validator(tool: Any) -> tuple[str, Any]:
+    """The name of a tool, and what its arguments are validated by. It fetches no schema from elsewhere."""
+    from jsonschema.validators import validator_for  # type: ignore[import-untyped]
+    from referencing import Registry
+
+    schema = tool["function"].get("parameters") or {"type": "object"}
+    return tool["function"]["name"], validator_for(schema)(schema, registry=Registry())
 
 
 def _call(value: Any) -> Part | None:

@@ -21,6 +21,7 @@ from pictool.linker.policies import BASELINE
 from pictool.reading import parse_json
 from pictool.serve.errors import ApiError, not_found
 from pictool.serve.schema import (
+    MAX_BIASES,
     CachePart,
     ChatMessage,
     ChatRequest,
@@ -93,21 +94,28 @@ def sampling_of(body: GenerationRequest) -> Sampling:
     """How tokens are chosen: as in OpenAI's API, at temperature 1 by default.
 
     Raises:
-        ApiError: what this server does not have.
+        ApiError: a value that cannot be.
     """
-    for name, value in (("frequency_penalty", body.frequency_penalty), ("presence_penalty", body.presence_penalty)):
-        if value:
-            raise ApiError(400, f"{name}: this server has no penalties; leave it out", param=name)
-    if body.logit_bias:
-        raise ApiError(400, "logit_bias: this server has none; leave it out", param="logit_bias")
     stop = () if body.stop is None else (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     seed = secrets.randbits(63) if body.seed is None else body.seed % (1 << 64)
     try:
         return Sampling(
-            1.0 if body.temperature is None else body.temperature, body.top_p or 1.0, seed, stop
+            1.0 if body.temperature is None else body.temperature, body.top_p or 1.0, seed, stop,
+            body.frequency_penalty or 0.0, body.presence_penalty or 0.0, _biases(body.logit_bias or {}),
         )  # fmt: skip
     except InputError as error:
         raise ApiError(400, str(error)) from error
+
+
+def _biases(given: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
+    if len(given) > MAX_BIASES:
+        raise ApiError(400, f"logit_bias: has {len(given)} tokens; {MAX_BIASES} at most", param="logit_bias")
+    for token, bias in given.items():
+        is_token = token.isascii() and token.isdigit() and len(token) < 10
+        if not is_token or type(bias) not in (int, float) or not -100 <= bias <= 100:
+            problem = f"{token[:20]!r} must be a token id, and its value from -100 to 100"
+            raise ApiError(400, f"logit_bias: {problem}", param="logit_bias")
+    return tuple((int(token), float(bias)) for token, bias in given.items())
 
 
 def require_supported(body: ChatRequest, backend: Backend) -> None:
@@ -125,6 +133,9 @@ def format_of(body: ChatRequest, backend: Backend) -> AnswerFormat:
     Raises:
         ApiError: a schema that is not followed here.
     """
+    for tool in body.tools or ():
+        if (strict := _strict_schema(tool)) is not None:
+            _checked(strict, "tools")
     forced = _forced_call(body)
     if forced is not None:
         return AnswerFormat(schema=_checked(forced, "tool_choice"), is_call=True)
@@ -142,6 +153,15 @@ def format_of(body: ChatRequest, backend: Backend) -> AnswerFormat:
     if body.tools and body.tool_choice != "none":
         raise ApiError(400, "response_format: has no place for calls; send no tools", param="response_format")
     return AnswerFormat(schema=_checked(schema, "response_format"))
+
+
+def _strict_schema(tool: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The schema that the arguments of a tool's calls must be of; None: they need not."""
+    function = tool.get("function")
+    if not isinstance(function, dict) or function.get("strict") is not True:
+        return None
+    schema: dict[str, Any] = function.get("parameters") or {"type": "object"}
+    return schema
 
 
 def _forced_call(body: ChatRequest) -> Mapping[str, Any] | None:

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from pictool.core import Sampling
+from pictool.core import AnswerFormat, Sampling
 from pictool.errors import InputError
 from pictool.serve.answers import AnswerCollector, StartedStream, collect, sse, usage_of
 from pictool.serve.bodies import BodyRoute
@@ -218,7 +218,10 @@ def _work(service: Service, tenant: Tenant, model: str, body: GenerateRequest, p
         raise ApiError(400, str(error), param="generationConfig") from error
     chat = ChatPrompt((*([Turn("system", tuple(system))] if system else []), *turns))
     linking = linking_of(GenerationRequest(model=model), policy)
-    return AnswerRequest(tenant, chat, sampling, config.max_output_tokens, config.candidate_count or 1, None, linking)
+    parsed = AnswerFormat(service.backend.response_template is not None)  # its reasoning is not shown
+    return AnswerRequest(
+        tenant, chat, sampling, config.max_output_tokens, config.candidate_count or 1, None, linking, parsed
+    )  # fmt: skip
 
 
 def _stored(lease: Lease, *roles: str) -> list[Piece]:

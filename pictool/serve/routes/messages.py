@@ -81,6 +81,7 @@ class ToolDefinition(StrictModel):
     name: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
     cache_control: CacheControl | None = None
 
 
@@ -276,8 +277,8 @@ def _assistant(blocks: list[Block]) -> ChatMessage:
 def _tool(tool: ToolDefinition) -> dict[str, Any]:
     if not tool.name or tool.input_schema is None:
         raise ApiError(400, "tools: each needs a name and an input_schema", param="tools")
-    described = {} if tool.description is None else {"description": tool.description}
-    return {"type": "function", "function": {"name": tool.name} | described | {"parameters": tool.input_schema}}
+    named = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
+    return {"type": "function", "function": {name: value for name, value in named.items() if value is not None}}
 
 
 def _choice(body: CountRequest, tools: list[dict[str, Any]]) -> str | dict[str, Any] | None:

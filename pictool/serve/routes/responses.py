@@ -44,6 +44,7 @@ from pictool.serve.work import (
 )
 
 _REFUSED = ("background", "conversation", "prompt", "moderation", "context_management")
+_REFERENCE = "item_reference"
 _CHAT = TypeAdapter(ChatRequest)
 _LEASE_S = 1800.0  # the only time that prompt_cache_options has
 
@@ -134,6 +135,7 @@ def response_routes(service: Service) -> APIRouter:
     ) -> Response | dict[str, Any]:
         started, tenant = time.perf_counter(), service.tenant(request)
         before = _history(service, tenant, body)
+        _resolve(service, tenant, body)
         work = await chat_work(service, tenant, _chat_of(body, before), x_pic_policy)
         if body.prompt_cache_options is not None and body.prompt_cache_options.ttl is not None:
             work = replace(work, ttl_s=_LEASE_S)
@@ -146,6 +148,7 @@ def response_routes(service: Service) -> APIRouter:
     @router.post("/v1/responses/input_tokens")
     async def count(request: Request, body: PromptRequest) -> dict[str, Any]:
         tenant = service.tenant(request)
+        _resolve(service, tenant, body)
         work = await chat_work(service, tenant, _chat_of(body, _history(service, tenant, body)), None)
         assert isinstance(work.prompt, ChatPrompt)
         num_tokens = await unless_gone(request, service.backend.count(work.prompt, tenant))
@@ -200,6 +203,20 @@ def _history(service: Service, tenant: Tenant, body: PromptRequest) -> Sequence[
             param="previous_response_id", code="previous_response_not_found",
         )  # fmt: skip
     return found.history
+
+
+def _resolve(service: Service, tenant: Tenant, body: PromptRequest) -> None:
+    """Put kept items in the places of those that are named by their ids. Raises ApiError 400: one is not kept."""
+    if not isinstance(body.input, list) or all(item.type != _REFERENCE for item in body.input):
+        return
+    kept = service.responses.items(tenant.id)
+    for index, item in enumerate(body.input):
+        if item.type == _REFERENCE:
+            if (found := kept.get(item.id or "")) is None:
+                raise ApiError(
+                    400, f"input: {_REFERENCE} {str(item.id)[:80]!r} is not kept here; send the item", param="input"
+                )
+            body.input[index] = InputItem.model_validate(found)
 
 
 def _chat_of(body: PromptRequest, before: Sequence[Mapping[str, Any]]) -> ChatRequest:
@@ -286,7 +303,9 @@ def _part(part: InputPart) -> Any:
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    function = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
+    function = {
+        name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None
+    }
     if not isinstance(function.get("name"), str):
         raise ApiError(400, "tools: a function needs its name", param="tools")
     return {"type": "function", "function": function}
@@ -470,6 +489,6 @@ def _usage(collected: AnswerCollector) -> dict[str, Any]:
     usage = usage_of([collected])
     return {
         "input_tokens": usage["prompt_tokens"], "input_tokens_details": usage["prompt_tokens_details"],
-        "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens": usage["completion_tokens"], "output_tokens_details": usage["completion_tokens_details"],
         "total_tokens": usage["total_tokens"],
     }  # fmt: skip

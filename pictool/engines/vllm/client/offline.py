@@ -279,6 +279,8 @@ class VllmEngine(Engine):
         return SamplingParams(
             max_tokens=count, temperature=sampling.temperature, top_p=sampling.top_p, seed=sampling.seed % (1 << 63),
             stop=list(sampling.stop), stop_token_ids=sorted(self.model.eos_ids), logprobs=num_logprobs,
+            frequency_penalty=sampling.frequency_penalty, presence_penalty=sampling.presence_penalty,
+            logit_bias=dict(sampling.logit_bias) or None,
             extra_args=None if params is None else {"kv_transfer_params": dict(params)},
         )  # fmt: skip
 

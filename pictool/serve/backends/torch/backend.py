@@ -290,6 +290,7 @@ class TorchBackend(Backend):
 
     def _answer(self, work: AnswerRequest, task: EngineTask, send: Send) -> None:
         model, policy = self.engine_of(work.tenant).model, self._policy_of(work.linking)
+        work.sampling.require_tokens(model.config.vocab_size)
         pieces, lacks, marked = pieces_of(model, work.prompt), None, list[CompiledText]()
         if work.answer_format.keeps_special:
             send(TailEvent(pieces[-1].text if isinstance(pieces[-1], PlainText) else ""))
@@ -350,7 +351,7 @@ class TorchBackend(Backend):
         is_plain = isinstance(work.prompt, ChatPrompt) and not model.tokenizer.chat_template  # "Answer:", then a blank
         for index in range(work.n):
             image.rewind()
-            steps, has_begun = list[Step](), not is_plain
+            steps, has_begun, num_new = list[Step](), not is_plain, 0
             sampling = replace(work.sampling, seed=(work.sampling.seed + index) % (1 << 64))
             for step in generate_steps(model, image, limit, sampling, work.num_top or 0, work.answer_format):
                 steps.append(step)
@@ -358,8 +359,10 @@ class TorchBackend(Backend):
                 infos = (self._info(step),) if is_shown else ()
                 text = step.text if has_begun else step.text.lstrip()
                 has_begun = has_begun or bool(text)
+                num_new += step.token >= 0
                 if text or infos:
-                    send(DeltaEvent(index, text, infos))
+                    send(DeltaEvent(index, text, infos, num_new))
+                    num_new = 0
                 task.checkpoint()
             send(self._finish(index, steps, model))
             first = first or steps

@@ -8,6 +8,7 @@ import math
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
@@ -171,17 +172,19 @@ class VllmBackend(Backend):
             work.num_top, work.answer_format,
         )  # fmt: skip
         is_plain = isinstance(work.prompt, ChatPrompt) and not self.serving.template  # "Answer:", then a blank
-        started, begun = False, set[int]()
+        started, begun, num_new = False, set[int](), Counter[int]()
         try:
             async for output in outputs:
                 for part in output.outputs:
                     text = part.text.lstrip() if is_plain and part.index not in begun else part.text
+                    num_new[part.index] += len(part.token_ids)
                     if text:
                         begun.add(part.index)
                     infos = () if work.num_top is None else self._infos(part, work.num_top)
                     if text or infos:
                         for index in same or (part.index,):
-                            yield DeltaEvent(index, text, infos)
+                            yield DeltaEvent(index, text, infos, num_new[part.index])
+                        num_new[part.index] = 0
                     if part.finish_reason not in (None, "stop", "length"):
                         raise ApiError(503, "the server ended the answer")
                     if part.finish_reason is not None:
