@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from copy import copy, deepcopy
@@ -20,14 +19,13 @@ from pictool.compiler.chunking import make_chunk, make_chunks
 from pictool.compiler.compile import CODEC, Compiled, compile_chunks
 from pictool.core import Chunk, TokenIds
 from pictool.engines import engine_of
-from pictool.engines.base import Answer, LinkResult, answer_kl, compare_answers
+from pictool.engines.base import Answer, LinkResult, compare_answers
 from pictool.engines.torch import TorchEngine
 from pictool.errors import InputError, NotFiniteError, ObjectError, StoreError
 from pictool.fidelity.guarantee import Guarantee, Guarantor, Ticket
 from pictool.linker.grid import label_of
 from pictool.linker.link import Linked, keep_prefix, link, require_room
 from pictool.linker.plan import LinkPlan, make_plan, plan_without_objects
-from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.residency import ResidentObjects
 from pictool.linker.spec import Spec
@@ -37,6 +35,7 @@ from pictool.serve.admission import AdmissionControl
 from pictool.serve.backends.query import ServedQuery
 from pictool.serve.backends.torch.engine_thread import ClosedError, EngineTask, EngineThread, QueueFullError, stage_of
 from pictool.serve.backends.torch.served_engine import ServedEngine, with_chunks
+from pictool.serve.backends.torch.verification import FULL, ChosenAnswer, Verifier
 from pictool.serve.channel import Channel, End, Send, compiled_event
 from pictool.serve.errors import queue_full, server_ends
 from pictool.serve.prompts.explained import explain
@@ -112,15 +111,6 @@ class BackendSettings:
     guarantee: Guarantee | None = None
 
 
-@dataclass(frozen=True)
-class ChosenAnswer:
-    """An answer that waits to be verified. `plan` links its prompt, whatever answered it."""
-
-    ticket: Ticket
-    work: AnswerRequest
-    plan: LinkPlan
-
-
 class TorchBackend(Backend):
     """Answers on `transformers` models in this process. A context manager, of which `close` is the end.
 
@@ -159,8 +149,10 @@ class TorchBackend(Backend):
         self._thread = EngineThread(settings.max_waiting, settings.max_active)
         self._cutting_places = AdmissionControl(settings.max_waiting, most=1)
         declared = settings.guarantee
-        self._guarantor = None if declared is None else Guarantor(declared, lambda text: _log.warning("pic: %s", text))
-        self._chosen = deque[ChosenAnswer]()
+        self._guarantor = self._verifier = None
+        if declared is not None:
+            self._guarantor = Guarantor(declared, lambda text: _log.warning("pic: %s", text))
+            self._verifier = Verifier(self._guarantor, self._thread, store)
         self._learner = Learner(settings.learned_bytes, self.index, settings.min_tokens)
 
     def __enter__(self) -> TorchBackend:
@@ -190,7 +182,8 @@ class TorchBackend(Backend):
         async with aclosing(self._in_turn(work.tenant.name, partial(self._answer, work))) as events:
             async for event in events:
                 yield event
-        self._verify_next()
+        if self._verifier is not None:
+            self._verifier.verify_next()
         await self._learn(work)
 
     async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
@@ -208,7 +201,7 @@ class TorchBackend(Backend):
         def work(task: EngineTask, send: Send) -> None:
             model = self.engine_of(tenant).model
             pieces = pieces_of(model, prompt)
-            send(len(lay_out(model, pieces, lambda piece: self._object(piece, model, _FULL), None).tokens))
+            send(len(lay_out(model, pieces, lambda piece: self._object(piece, model, FULL), None).tokens))
 
         (count,) = [count async for count in self._in_turn(tenant.name, work)]
         return int(count)
@@ -306,23 +299,25 @@ class TorchBackend(Backend):
                     pieces[index] = UnstoredText(make_chunk(model, piece.text, _MARKED).tokens)
                 task.checkpoint(ends_turn=is_new)
         plan, prompt_layout = self._plan(work, pieces, model, policy)
-        if self._guarantor is None or not plan.num_documents:
+        if self._guarantor is None or self._verifier is None or not plan.num_documents:
             self._answer_plan(work, plan, prompt_layout, (lacks, tuple(marked)), task, send)
         else:
-            self._answer_with_guarantee(self._guarantor, work, plan, prompt_layout, (lacks, tuple(marked)), task, send)
+            self._answer_with_guarantee(
+                self._guarantor, self._verifier, work, plan, prompt_layout, (lacks, tuple(marked)), task, send
+            )
 
     def _answer_with_guarantee(
-        self, guarantor: Guarantor, work: AnswerRequest, plan: LinkPlan, prompt_layout: PromptLayout,
-        more: tuple[str | None, tuple[CompiledText, ...]], task: EngineTask, send: Send,
+        self, guarantor: Guarantor, verifier: Verifier, work: AnswerRequest, plan: LinkPlan,
+        prompt_layout: PromptLayout, more: tuple[str | None, tuple[CompiledText, ...]], task: EngineTask, send: Send,
     ) -> None:  # fmt: skip
         """Answer by the policy that the guarantee allows now, and keep the answer for verification if it is chosen."""
         ticket = guarantor.draw(work.tenant.name, plan.policy, plan.num_documents)
         if ticket is None:
             more = more[0] or _UNVERIFIED, more[1]
         served = plan if ticket is None else replace(plan, policy=ticket.policy)
-        chosen = None if ticket is None or not ticket.is_chosen else ChosenAnswer(ticket, work, served)
+        chosen = served if ticket is not None and ticket.is_chosen else None
         if ticket is None or ticket.is_exact:
-            served = plan_without_objects(_FULL, plan.layout.tokens, plan.salt)
+            served = plan_without_objects(FULL, plan.layout.tokens, plan.salt)
             prompt_layout = replace(prompt_layout, matches=(), sources=())
         try:
             self._answer_plan(work, served, prompt_layout, more, task, send, ticket)
@@ -332,8 +327,9 @@ class TorchBackend(Backend):
             raise
         if ticket is not None:
             guarantor.finish(ticket)
-        if chosen is not None:
-            self._chosen.append(chosen)
+        if ticket is not None and chosen is not None:
+            model, limit = self.engine_of(work.tenant).model, self._num_tokens(work, chosen)
+            verifier.add(ChosenAnswer(ticket, work, chosen, model, limit))
 
     def _answer_plan(
         self, work: AnswerRequest, plan: LinkPlan, prompt_layout: PromptLayout,
@@ -409,7 +405,7 @@ class TorchBackend(Backend):
     ) -> VerificationEvent:
         """Full recompute of the same prompt, and the same answer_format."""
         started = time.perf_counter()
-        full = link(model, self._store, Spec.planned(plan_without_objects(_FULL, plan.layout.tokens)))
+        full = link(model, self._store, Spec.planned(plan_without_objects(FULL, plan.layout.tokens)))
         task.checkpoint()
         recomputed = generate(
             model,
@@ -426,43 +422,6 @@ class TorchBackend(Backend):
         )
         compared = compare_answers(own, exact, on_token=task.checkpoint).report()
         return VerificationEvent({name: compared[name] for name in _VERIFIED})
-
-    # Verification of the answers that a guarantee chose
-
-    def _verify_next(self) -> None:
-        """Have the answer verified that has waited longest, if no request waits."""
-        if self._thread.num_waiting:
-            return
-        with suppress(IndexError):
-            chosen = self._chosen.popleft()
-            tenant, end = chosen.work.tenant.name, partial(self._end_verification, chosen)
-            try:
-                self._thread.submit(EngineTask(tenant, partial(self._measure, chosen), end))
-            except (QueueFullError, ClosedError):
-                self._chosen.appendleft(chosen)
-
-    def _measure(self, chosen: ChosenAnswer, task: EngineTask) -> None:
-        """Link the prompt again, and take the KL over full's answer."""
-        assert self._guarantor is not None
-        model, work, tokens = self.engine_of(chosen.work.tenant).model, chosen.work, chosen.plan.layout.tokens
-        full = link(model, self._store, Spec.planned(plan_without_objects(_FULL, tokens)), stage=stage_of(task))
-        task.checkpoint(ends_turn=True)
-        limit, step = self._num_tokens(work, chosen.plan), lambda _: task.checkpoint()
-        exact = generate(model, full.image, limit, work.sampling, step, work.answer_format)
-        task.checkpoint(ends_turn=True)
-        linked = link(model, self._store, Spec.planned(chosen.plan), stage=stage_of(task))
-        self._guarantor.verify(chosen.ticket, answer_kl(full.image, linked.image, exact.tokens, task.checkpoint))
-
-    def _end_verification(self, chosen: ChosenAnswer, error: BaseException | None) -> None:
-        """One that lost its place waits again; one that cannot be verified counts as the worst."""
-        assert self._guarantor is not None
-        if isinstance(error, QueueFullError):
-            self._chosen.append(chosen)
-        elif error is not None and not isinstance(error, ClosedError):
-            _log.warning("pic: an answer cannot be verified, and counts as wrong: %s", error)
-            self._guarantor.verify(chosen.ticket, None)
-        if not isinstance(error, ClosedError | QueueFullError):
-            self._verify_next()
 
     # Texts that requests repeat
 
@@ -569,11 +528,10 @@ class TorchBackend(Backend):
                 self.index.mark_suspect(span.key)
             self._indexing.wake()
             _log.warning("pic: a request is computed exactly: %s", error)
-        exact = plan_without_objects(_FULL, prompt_layout.tokens, model.salt)
+        exact = plan_without_objects(FULL, prompt_layout.tokens, model.salt)
         return linked(Spec.planned(exact)), "an object of it cannot be used"
 
 
-_FULL = make_policy(BASELINE)
 _SHOWN = 12  # tokens of a part that a response shows
 _MARKED = "a marked part"  # in messages
 _UNVERIFIED = "too many answers wait to be verified"  # the problem of an exact answer
