@@ -23,7 +23,7 @@ INSTALL_AIDER = $(AIDER)/bin/python -m pip install --quiet --no-deps --requireme
 INSTALL_CLIENTS = $(CLIENTS)/bin/python -m pip install --quiet $(if $(filter constraints-%,$(CLIENT_PINS)),--no-deps) --requirement $(CLIENT_PINS)
 
 .NOTPARALLEL:
-.PHONY: demo test test-ray test-vllm test-llamacpp test-prometheus test-clients clients-newest test-agents fuzz fuzz-vllm faults check lock model zoo fixtures reference bench gpu gpu-wheels fresh wheel clean
+.PHONY: demo test test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents fuzz fuzz-vllm faults check lock model zoo fixtures reference bench gpu gpu-wheels fresh wheel clean
 
 demo: $(DEMO)
 	$(BIN)/python examples/demo.py
@@ -38,6 +38,10 @@ test-ray: $(READY)
 # Without a GPU: vLLM's CPU build in an environment of its own. All of its tests must run; none may be skipped.
 test-vllm: $(VLLM)/.ready
 	$(VLLM)/bin/python -m pytest tests/in_vllm --require-all
+
+# What the connector does with vLLM's features, in docs/reference/vllm.md: 50 answers of every cell. Minutes.
+vllm-matrix: $(VLLM)/.ready
+	$(VLLM)/bin/python -m pytest tests/in_vllm --require-all --per-cell 50 --matrix benchmarks/results/vllm_matrix.json
 
 # GGUF files through llama.cpp, which pip builds: minutes, once; a C++ compiler, cmake and ninja. All tests must run.
 # Then hostile files.

@@ -88,6 +88,14 @@ def model_dir(tmp_path: Path) -> Path:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-all", action="store_true", help="fail if any test was skipped, or none was found")
+    parser.addoption("--per-cell", type=int, default=5, help="requests of each cell of tests/vllm_matrix.py")
+    parser.addoption("--matrix", metavar="FILE", help="where to write what the cells of tests/vllm_matrix.py answered")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--matrix`, run the tests of the matrix alone."""
+    if config.getoption("--matrix") is not None:
+        items[:] = [item for item in items if "answered" in getattr(item, "fixturenames", ())]
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import tiny
 import torch
 from transformers import (
+    AutoConfig,
     Gemma2Config,
     Gemma3TextConfig,
     LlamaConfig,
@@ -55,6 +56,17 @@ SIZE: dict[str, Any] = {
 _NO_HEAD_DIM = {name: value for name, value in SIZE.items() if name != "head_dim"}
 _ROPE = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
          "original_max_position_embeddings": 64}  # fmt: skip
+_EXPERTS = {**tiny.EXPERTS, "moe_intermediate_size": 64}
+_GRANITE = {
+    "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.7, "attention_multiplier": 0.5
+}  # fmt: skip
+
+
+def _of(model_type: str, **more: Any) -> PretrainedConfig:
+    """A configuration of the common size, with fields of its own."""
+    return AutoConfig.for_model(model_type, **{**SIZE, **more})
+
+
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**SIZE),
     "llama-one-head": lambda: LlamaConfig(**{**SIZE, "num_key_value_heads": 1}),
@@ -77,8 +89,23 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
         **SIZE, sliding_window=48, query_pre_attn_scalar=32,
         layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
     ),
+    "granite": lambda: _of("granite", **_GRANITE),
+    "glm4": lambda: _of(
+        "glm4", rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    ),
+    "ernie4_5": lambda: _of("ernie4_5"),
+    "mixtral": lambda: _of("mixtral", **_EXPERTS, sliding_window=None),
+    "qwen3_moe": lambda: _of("qwen3_moe", **_EXPERTS),
+    "olmoe": lambda: _of("olmoe", **_EXPERTS),
+    "granitemoe": lambda: _of("granitemoe", **_EXPERTS, **_GRANITE),
+    "gpt_oss": lambda: _of(
+        "gpt_oss", **_EXPERTS, sliding_window=48, layer_types=["sliding_attention", "full_attention"] * 2,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                         "original_max_position_embeddings": 512, "truncate": False},
+    ),
 }  # fmt: skip
 REFUSED = ("mistral-window", "phi3-long", "llama-dynamic")
+MORE = ("granite", "glm4", "ernie4_5", "mixtral", "qwen3_moe", "olmoe", "granitemoe", "gpt_oss")
 
 
 def policy_of(spec: str) -> Policy:
@@ -171,6 +198,16 @@ def case_of(world: World, linked: Linked, chunks: Sequence[Chunk], sinks: int) -
     return Case(layout.tokens.tolist(), params, linked)
 
 
+def mixed(world: World, number: int, **options: Any) -> list[Case]:
+    """Linked requests and ordinary ones in turn, each over documents of its own."""
+    specs = ("naive", "legolink-4", "legolink-0", "cacheblend-15", None)
+    chosen = [(seed, specs[seed % len(specs)]) for seed in range(number)]
+    return [
+        world.exact(seed=seed, **options) if spec is None else world.case(spec, seed=seed, **options)
+        for seed, spec in chosen
+    ]
+
+
 def forget_head(world: World, case: Case) -> None:
     """Remove the object of a case's head, whose tokens vLLM then computes."""
     head = case.linked.image.layout.tokens[: case.linked.image.layout.chunks[0][0]]
@@ -226,20 +263,21 @@ class Engine:
         )  # fmt: skip
         self.llm: Any = LLM(str(world.directory), kv_transfer_config=config, **(default_options() | options))
 
-    def ask(self, *cases: Case, num_tokens: int = 4) -> list[Answer]:
-        """Answer prompts, all in one batch, greedily."""
+    def ask(self, *cases: Case, num_tokens: int = 4, options: Mapping[str, Any] = {}, **sampling: Any) -> list[Answer]:
+        """Answer prompts, all in one batch, greedily; with `n`, the answers of a prompt one after the other.
+
+        Args:
+            options: of `LLM.generate`. sampling: more of `SamplingParams`.
+        """
         from vllm import SamplingParams
 
         salts = [{} if case.salt is None else {"cache_salt": case.salt} for case in cases]
         prompts = [{"prompt_token_ids": case.tokens, **salt} for case, salt in zip(cases, salts, strict=True)]
-        params = [
-            SamplingParams(
-                max_tokens=num_tokens, temperature=0, logprobs=-1, ignore_eos=True, detokenize=False,
-                extra_args=None if case.params is None else {"kv_transfer_params": case.params},
-            )
-            for case in cases
-        ]  # fmt: skip
-        return [_answer(output) for output in self.llm.generate(prompts, params, use_tqdm=False)]
+        common = {"max_tokens": num_tokens, "temperature": 0, "logprobs": -1, "ignore_eos": True, "detokenize": False}
+        extra = [None if case.params is None else {"kv_transfer_params": case.params} for case in cases]
+        params = [SamplingParams(**{**common, **sampling, "extra_args": each}) for each in extra]
+        outputs = self.llm.generate(prompts, params, use_tqdm=False, **options)
+        return [_answer(output, completion) for output in outputs for completion in output.outputs]
 
     def metric(self, name: str) -> float:
         """A counter of vLLM's metrics."""
@@ -260,8 +298,7 @@ def default_options() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _answer(output: Any) -> Answer:
-    (completion,) = output.outputs
+def _answer(output: Any, completion: Any) -> Answer:
     logprobs = torch.full((len(completion.token_ids), tiny.VOCAB), float("nan"), dtype=torch.float64)
     for row, entries in zip(logprobs, completion.logprobs, strict=True):
         for token, entry in entries.items():

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from vllm_matrix import MATRIX, Cell
+from vllm_matrix import REFUSED as REFUSED_BY_NAME
 
 from pictool.commands.app import COMMANDS
 from pictool.commands.settings import options as shared
@@ -246,10 +248,33 @@ def clients(_: str) -> str:
     return table(["client", "dialect", *FEATURES], rows())
 
 
+def vllm_matrix(_: str) -> str:
+    """The table of what the connector does with vLLM's features."""
+    rows = (
+        (area, _feature(area, feature), cell.verdict, _seen(cell))
+        for area, cells in MATRIX.items()
+        for feature, cell in cells.items()
+    )
+    return table(["area", "feature", "verdict", "the test, and what it says"], rows)
+
+
+def _feature(area: str, feature: str) -> str:
+    is_name = (area == "models" and " " not in feature) or (feature.startswith("--") and "`" not in feature)
+    return f"`{feature}`" if is_name else feature
+
+
+def _seen(cell: Cell) -> str:
+    file, _, name = cell.test.partition("::")
+    test = f"[{name}](../../tests/in_vllm/{file})" if cell.test else ""
+    says = f'"{cell.says.replace(" .*", " …")}"' if cell.verdict == REFUSED_BY_NAME else cell.says
+    return "; ".join(filter(None, (test, says)))
+
+
 KINDS: Mapping[str, Callable[[str], str]] = {
     "options": options, "common options": common_options, "commands": commands, "fields": policy_fields,
     "policies": policy_table, "codecs": codec_table, "settings": setting_table, "refused models": refused_models,
     "models in vLLM": models_in_vllm, "connector": connector_settings, "metrics": metrics, "clients": clients,
+    "matrix": vllm_matrix,
 }  # fmt: skip
 
 

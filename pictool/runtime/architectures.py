@@ -205,7 +205,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 }
 
 # Those that the connector for vLLM is tested with.
-IN_VLLM = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text")
+IN_VLLM = (
+    "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "granite", "glm4", "ernie4_5", "mixtral",
+    "qwen3_moe", "olmoe", "granitemoe", "gpt_oss",
+)  # fmt: skip
 
 # Models of images and text by their own type: the language model within is run, if its type is one of the above.
 WRAPPERS = ("gemma3", "mistral3", "llama4", "qwen3_vl", "qwen3_vl_moe", "kimi_k25", "qwen3_5", "qwen3_5_moe")

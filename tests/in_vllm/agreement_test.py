@@ -1,4 +1,7 @@
-"""Linking inside vLLM gives what our own engine's link gives, on the same objects, for every supported architecture."""
+"""Linking inside vLLM gives what our own engine's link gives, on the same objects, for every supported architecture.
+
+All of it for some; for the others, `rig.MORE`, every policy in one batch.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 import tiny
 import vllm_rig as rig
+from vllm_matrix import Answered
 
 from pictool.api import compile, link
 from pictool.compiler.chunking import make_chunk
@@ -16,12 +20,27 @@ from pictool.linker.policies import policies
 from pictool.runtime.model import embedded_path
 
 
-@pytest.fixture(scope="module", params=[name for name in rig.CONFIGS if name not in rig.REFUSED])
+@pytest.fixture(scope="module", params=[name for name in rig.CONFIGS if name not in (*rig.REFUSED, *rig.MORE)])
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Any]
 ) -> Iterator[tuple[rig.World, rig.Engine]]:
     world = rig.make_world(tmp_path_factory.mktemp(request.param), request.param)
     yield world, start(world)
+
+
+def test_the_cell(pair: tuple[rig.World, rig.Engine], answered: Answered, request: pytest.FixtureRequest) -> None:
+    world, engine = pair
+    cases = rig.mixed(world, answered.per_cell)
+    answered.check(request.node.callspec.params["pair"], cases, engine.ask(*cases))
+
+
+@pytest.mark.parametrize("name", rig.MORE)
+def test_a_family(tmp_path: Path, name: str, start: Callable[..., Any], answered: Answered) -> None:
+    world = rig.make_world(tmp_path, name)
+    engine = start(world)
+    cases = [world.case(spec, seed=seed) for seed, spec in enumerate((*rig.POLICIES, "legolink-1000"))]
+    cases += [world.exact(), world.case("naive", seed=60, head=""), *rig.mixed(world, answered.per_cell - len(cases))]
+    answered.check(name, cases, engine.ask(*cases))
 
 
 @pytest.mark.parametrize("spec", rig.POLICIES)

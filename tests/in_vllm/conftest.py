@@ -6,9 +6,11 @@ import gc
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm_matrix import Answered
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 collect_ignore_glob = [] if HAS_VLLM else ["*_test.py"]
@@ -21,8 +23,19 @@ if HAS_VLLM:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Fingerprints are kept for the session, and not with the user's."""
+    """Fingerprints, and what vLLM finds out of models' code by a process of its own, are kept for the session."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["VLLM_CACHE_ROOT"] = str(tmp_path_factory.mktemp("vllm"))
+
+
+@pytest.fixture(scope="session")
+def answered(request: pytest.FixtureRequest) -> Iterator[Answered]:
+    """Counts the answers that tests compare, by cell of the matrix; `make vllm-matrix` writes them down."""
+    options = request.config.option
+    answered = Answered(options.per_cell)
+    yield answered
+    if options.matrix is not None:
+        answered.write(Path(options.matrix))
 
 
 @pytest.fixture(scope="module")

@@ -316,7 +316,8 @@ def test_log_probabilities_of_the_prompt_are_exact(pair: tuple[rig.World, rig.En
     )
     (output,) = engine.llm.generate([{"prompt_token_ids": case.tokens}], params, use_tqdm=False)
     assert output.outputs[0].token_ids[0] == int(exact.logprobs([0])[0].argmax())
-    assert len(warnings) == 1 and "log-probabilities" in warnings[0]
+    assert len(warnings) == 1 and "log-probabilities of the prompt" in warnings[0]
+    assert output.kv_transfer_params["pic"]["problem"] in warnings[0]
 
 
 def test_models_of_other_weights_are_other_targets(tmp_path: Path) -> None:

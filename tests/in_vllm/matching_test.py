@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import vllm_rig as rig
+from vllm_matrix import Answered, Count
 
 from pictool.api import compile
 from pictool.compiler.chunking import make_chunk
@@ -37,6 +39,55 @@ def test_stored_chunks_are_linked(pair: tuple[rig.World, rig.Engine]) -> None:
     assert rig.difference(case, answer) <= rig.TOLERANCE
     assert answer.report is not None
     assert (answer.report["state"], answer.report["chunks"], answer.report["policy"]) == ("linked", 5, "legolink-4")
+
+
+def beams_of(make: Callable[..., rig.Case], width: int, length: int) -> list[tuple[list[int], float]]:
+    """Beam search over a reference: its best sequences, and their log-probabilities."""
+    beams: list[tuple[list[int], float]] = [([], 0.0)]
+    for _ in range(length):
+        longer: list[tuple[list[int], float]] = []
+        for tokens, total in beams:
+            best = make().logprobs([*tokens, 0])[-1].topk(2 * width)
+            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            longer += [([*tokens, token], total + value) for token, value in pairs]
+        beams = sorted(longer, key=lambda beam: -beam[1])[:width]
+    return beams
+
+
+def wait_until_recognised(engine: rig.Engine, make: Callable[[], rig.Case]) -> None:
+    """Ask until both documents of a prompt are in the index."""
+    until = time.monotonic() + 60
+    while True:
+        (answer,) = engine.ask(unsaid(make()), num_tokens=1)
+        if answer.report is not None and answer.report["chunks"] == 2:
+            return
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def test_beam_search(pair: tuple[rig.World, rig.Engine], answered: Answered) -> None:
+    """vLLM makes a request of every beam and token, without fields: documents in them are recognised each time."""
+    from vllm.sampling_params import BeamSearchParams
+
+    world, engine = pair
+    count, params = Count(), BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True)
+    for seed in range(answered.per_cell):
+        is_linked = seed % 5 < 4
+        make = partial(world.case, "legolink-4" if is_linked else "full", (41, 38), seed=500 + seed, head=HEAD)
+        wanted, tokens = beams_of(make, 2, 3), make().tokens
+        if is_linked:
+            wait_until_recognised(engine, partial(make, tail=" Why?"))
+        else:
+            for chunk in rig.random_chunks((41, 38), 500 + seed):
+                world.store.path(object_key(world.model, chunk)).unlink()
+        before = engine.metric("pic_linked_requests")
+        (output,) = engine.llm.beam_search([{"prompt_token_ids": tokens}], params)
+        got = [(beam.tokens[len(tokens) :], beam.cum_logprob) for beam in output.sequences]
+        assert [beam for beam, _ in got] == [beam for beam, _ in wanted]
+        assert (engine.metric("pic_linked_requests") > before) == is_linked
+        count.add(is_linked, max(abs(a - b) for (_, a), (_, b) in zip(got, wanted, strict=True)))
+    assert count.difference <= rig.TOLERANCE
+    answered.record("beam search", count)
 
 
 def test_a_request_may_choose_the_policy_or_opt_out(pair: tuple[rig.World, rig.Engine]) -> None:

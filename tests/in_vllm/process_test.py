@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,21 @@ import pytest
 import tiny
 import torch
 import vllm_rig as rig
+from vllm_matrix import Answered, Count
 from vllm_server import environment, server
 
 from pictool.compiler.compile import object_key
 
+CELLS = {
+    "drafts-by-ngrams": "speculative decoding by n-grams",
+    "tensor-parallel-2": "--tensor-parallel-size 2",
+    "tensor-parallel-2-one-kv-head": "--tensor-parallel-size 2, a KV head on several ranks",
+}
 SPECS = ("naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15", "legolink-1000")
 HERE = Path(__file__).parent
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 OPTIONS: dict[str, dict[str, Any]] = {
-    "multiprocess": {},
+    "drafts-by-ngrams": {"speculative_config": DRAFTS},
     "tensor-parallel-2": {"tensor_parallel_size": 2, "extra": {"step_ms": 0.01, "step_rows": 5, "step_bytes": 9000}},
     "tensor-parallel-2-one-kv-head": {"tensor_parallel_size": 2},
 }
@@ -30,33 +39,36 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def ask_in_processes(
     world: rig.World, cases: Sequence[rig.Case], options: dict[str, Any], breaks: Path | None
-) -> list[rig.Answer]:
+) -> tuple[list[rig.Answer], float]:
+    """The answers, and how many of their tokens were drafts."""
     job = {
-        "model": str(world.directory), "store": str(world.store.root), "options": options, "num_tokens": 4,
+        "model": str(world.directory), "store": str(world.store.root), "options": options, "num_tokens": 12,
         "cases": [(case.tokens, case.params) for case in cases], "break": None if breaks is None else str(breaks),
     }  # fmt: skip
     path = world.directory.parent / "cases.json"
     path.write_text(json.dumps(job))
     done = subprocess.run(
         [sys.executable, str(HERE / "served.py"), str(path)], env=environment(), capture_output=True, text=True,
-        timeout=300, check=False,
+        timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    return [rig.Answer(*fields) for fields in torch.load(path.with_suffix(".pt"))]
+    answers, accepted = torch.load(path.with_suffix(".pt"))
+    return [rig.Answer(*fields) for fields in answers], accepted
 
 
 @pytest.mark.parametrize("name", list(OPTIONS))
-def test_in_processes(tmp_path: Path, name: str) -> None:
+def test_in_processes(tmp_path: Path, name: str, answered: Answered) -> None:
     """The last request names an object that was damaged meanwhile."""
     world = rig.make_world(tmp_path, "llama-one-head" if name.endswith("one-kv-head") else "llama")
     small = str(tiny.save_model(tmp_path / "small", rig.CONFIGS["llama"](), seed=7))
     cases = [world.case(spec) for spec in SPECS]
     cases += [world.case(rig.make_policy("speccache", {"spec_model": small}), seed=2), world.exact()]
+    cases += rig.mixed(world, answered.per_cell - len(cases))
     assert cases[0].params is not None
     breaks = world.store.path(cases[0].params["pic"]["chunks"][2]["key"])
-    *answers, broken = ask_in_processes(world, cases, OPTIONS[name], breaks)
-    for case, answer in zip(cases, answers, strict=True):
-        assert rig.difference(case, answer) <= rig.TOLERANCE
+    (*answers, broken), accepted = ask_in_processes(world, cases, OPTIONS[name], breaks)
+    answered.check(CELLS[name], cases, answers)
+    assert (accepted > 0) == ("speculative_config" in OPTIONS[name])
     assert broken.report is not None and broken.report["state"] == "exact"
     assert rig.difference(rig.Case(cases[0].tokens, None, world.exact().linked), broken) <= rig.TOLERANCE
 
@@ -79,15 +91,54 @@ def top_logprobs(logprobs: dict[str, Any]) -> list[dict[int, float]]:
     return [{int(name.removeprefix("token_id:")): value for name, value in row.items()} for row in rows]
 
 
-def require_same(case: rig.Case, rows: Sequence[dict[int, float]]) -> None:
+def require_same(case: rig.Case, rows: Sequence[dict[int, float]]) -> float:
+    """The largest difference from the reference, which must be small."""
     best = [max(row, key=lambda token: row[token]) for row in rows]
     wanted = case.logprobs(best)
-    for row, reference in zip(rows, wanted, strict=True):
-        assert len(row) >= 5
-        assert max(abs(value - float(reference[token])) for token, value in row.items()) <= rig.TOLERANCE
+    assert all(len(row) >= 5 for row in rows)
+    differences = [
+        abs(value - float(reference[token]))
+        for row, reference in zip(rows, wanted, strict=True)
+        for token, value in row.items()
+    ]
+    assert max(differences) <= rig.TOLERANCE
+    return max(differences)
 
 
-def test_the_openai_server(tmp_path: Path) -> None:
+def require_links(cases: Sequence[rig.Case], said: Sequence[dict[str, Any]]) -> Count:
+    """Completions that equal their references; what names objects was linked."""
+    count = Count()
+    for case, response in zip(cases, said, strict=True):
+        report = (response["kv_transfer_params"] or {}).get("pic")
+        assert (report and report["state"]) == (None if case.params is None else "linked"), report
+        worst = require_same(case, top_logprobs(response["choices"][0]["logprobs"]))
+        count.add(case.params is not None, worst)
+    return count
+
+
+def metrics_of(url: str) -> list[str]:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
+        return str(response.read().decode()).splitlines()
+
+
+def test_two_engines_behind_two_servers(tmp_path: Path, answered: Answered) -> None:
+    """They share the store; each engine has blocks and salts of its own, and vLLM gives requests to either."""
+    world = rig.make_world(tmp_path, "llama")
+    cases = rig.mixed(world, max(answered.per_cell, 10))
+    options = ("--data-parallel-size", "2", "--api-server-count", "2")
+    with server(world, {}, *options) as url, ThreadPoolExecutor(4) as threads:
+        bodies = map(completion, cases)
+        said = list(threads.map(lambda body: json.loads(post(f"{url}/v1/completions", body)), bodies))
+        lines = metrics_of(url)
+    count = require_links(cases, said)
+    answered.record("--data-parallel-size 2", count)
+    answered.record("--api-server-count 2", count)
+    linked = [line for line in lines if line.startswith("vllm:pic_linked_requests_total{")]
+    engines = {re.findall(r'engine="(\d+)"', line)[0] for line in linked if float(line.split()[-1]) > 0}
+    assert engines == {"0", "1"}
+
+
+def test_the_openai_server(tmp_path: Path, answered: Answered) -> None:
     """Completions with and without streaming, a chat whose text holds stored documents, metrics."""
     world = rig.make_world(tmp_path, "llama")
     rig.set_chat_template(world)
@@ -100,12 +151,12 @@ def test_the_openai_server(tmp_path: Path) -> None:
         streams(world, url)
         chats(world, url)
         num_pasted = pastes(world, url)
+        num_echoed = echoes(world, url, answered)
         fails(world, url)
-        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as response:
-            lines = response.read().decode().splitlines()
+        lines = metrics_of(url)
     counters = {line.split("{")[0]: float(line.split()[-1]) for line in lines if line.startswith("vllm:pic_")}
-    assert counters["vllm:pic_failed_requests_total"] == 1
-    assert counters["vllm:pic_linked_requests_total"] == len(SPECS) + 2 + num_pasted
+    assert counters["vllm:pic_failed_requests_total"] == 2  # of `echoes` and `fails`
+    assert counters["vllm:pic_linked_requests_total"] == len(SPECS) + 2 + num_pasted + num_echoed
     assert counters["vllm:pic_reused_tokens_total"] > 0
 
 
@@ -165,6 +216,34 @@ def pastes(world: rig.World, url: str) -> int:
         report = said["kv_transfer_params"]["pic"]
         assert (report["state"], report["chunks"], report["problem"]) == ("linked", len(texts), None)
     return len(bodies)
+
+
+def echoes(world: rig.World, url: str, answered: Answered) -> int:
+    """Completions that repeat their prompts, greedily; returns how many were linked.
+
+    With `logprobs` vLLM computes the whole prompt, and the response says so.
+    """
+    cases, count = rig.mixed(world, answered.per_cell, head="<s>"), Count()
+    for case in cases:
+        body = completion(case, echo=True, logprobs=None, return_token_ids=True)
+        if case.params is None:
+            body["kv_transfer_params"] = {"pic": False}
+        response = json.loads(post(f"{url}/v1/completions", body))
+        (choice,) = response["choices"]
+        tokens = choice["token_ids"]
+        wanted = case.logprobs(tokens)
+        assert choice["prompt_token_ids"] == case.tokens
+        state = (response["kv_transfer_params"] or {}).get("pic", {}).get("state")
+        assert state == (None if case.params is None else "linked")
+        count.add(state == "linked", float((wanted.max(-1).values - wanted[range(len(tokens)), tokens]).max()))
+    assert count.difference <= rig.TOLERANCE
+    answered.record("echo", count)
+    text = json.loads(post(f"{url}/v1/completions", completion(world.exact(), prompt="Why?", echo=True, logprobs=None)))
+    assert text["choices"][0]["text"].startswith("Why?")
+    response = json.loads(post(f"{url}/v1/completions", completion(world.case("naive", seed=1), echo=True)))
+    report = response["kv_transfer_params"]["pic"]
+    assert report["state"] == "exact" and "log-probabilities of the prompt" in report["problem"]
+    return count.linked
 
 
 def wait_for_index() -> None:

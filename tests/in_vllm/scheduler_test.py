@@ -11,6 +11,7 @@ import pytest
 import tiny
 import torch
 import vllm_rig as rig
+from vllm_matrix import Answered
 
 from pictool.engines.vllm.worker.forward import RowForward
 from pictool.engines.vllm.worker.worker import WorkerSide
@@ -19,10 +20,10 @@ LONG = " Numbers such as 1,024 or 3.14 stand here too, and words." * 4  # a tail
 SPECS = ("naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15")
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "prefix-caching": {"enable_prefix_caching": True},
-    "no-prefix-caching": {"enable_prefix_caching": False},
-    "chunked": {"enable_prefix_caching": True, "max_num_batched_tokens": 64, "max_num_seqs": 8},
-    "compiled": {"enable_prefix_caching": True, "enforce_eager": False},
+    "prefix caching": {"enable_prefix_caching": True},
+    "no prefix caching": {"enable_prefix_caching": False},
+    "chunked prefill": {"enable_prefix_caching": True, "max_num_batched_tokens": 64, "max_num_seqs": 8},
+    "torch.compile": {"enable_prefix_caching": True, "enforce_eager": False},
 }
 
 
@@ -37,6 +38,12 @@ def pair(
 def require_same(cases: list[rig.Case], answers: list[rig.Answer]) -> None:
     for case, answer in zip(cases, answers, strict=True):
         assert rig.difference(case, answer) <= rig.TOLERANCE
+
+
+def test_the_cell(pair: tuple[rig.World, rig.Engine], answered: Answered, request: pytest.FixtureRequest) -> None:
+    world, engine = pair
+    cases = rig.mixed(world, answered.per_cell, tail=LONG)
+    answered.check(request.node.callspec.params["pair"], cases, engine.ask(*cases))
 
 
 def test_a_mixed_batch(pair: tuple[rig.World, rig.Engine]) -> None:
@@ -152,15 +159,17 @@ def test_the_prefix_cache_is_used_and_not_shared(
     assert answer.report is not None and answer.report["state"] == "cached"
 
 
-def test_preemption_and_resume(tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Any]) -> None:
+def test_preemption_and_resume(
+    tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Any], answered: Answered
+) -> None:
     """So few blocks that requests push each other out while they decode."""
     world = rig.make_world(tmp_path_factory.mktemp("preempt"), "llama")
     for caching in (True, False):
         engine = start(world, enable_prefix_caching=caching, num_gpu_blocks_override=36, max_model_len=384)
-        cases = [world.case(spec, seed=seed) for seed, spec in enumerate(SPECS)] + [world.exact(seed=9)]
+        cases = rig.mixed(world, max(answered.per_cell, 6))
         answers = engine.ask(*cases, num_tokens=90)
         assert engine.metric("num_preemptions") > 0
-        require_same(cases, answers)
+        answered.check("preemption", cases, answers)
 
 
 def test_passes_that_are_cut_between_and_within_layers(

@@ -25,7 +25,9 @@ def main(path: Path) -> None:
         broken = Path(job["break"])
         broken.write_bytes(broken.read_bytes()[:-1000])
         answers += engine.ask(cases[0])
-    torch.save([(answer.tokens, answer.logprobs, answer.report) for answer in answers], path.with_suffix(".pt"))
+    accepted = engine.metric("spec_decode_num_accepted_tokens")
+    fields = [(answer.tokens, answer.logprobs, answer.report) for answer in answers]
+    torch.save((fields, accepted), path.with_suffix(".pt"))
     engine.llm.llm_engine.engine_core.shutdown()
 
 

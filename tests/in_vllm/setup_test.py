@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tiny
 import vllm_rig as rig
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
 from pictool.engines.vllm.client.setup import make_setup
 from pictool.errors import InputError, PicError
+from pictool.serve.backends.vllm.plugin import PicEndpoints
 
 
 class _Group:
@@ -84,8 +88,6 @@ def test_transfer_options_that_are_refused(world: rig.World, name: str) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "dummy weights": ({"load_format": "dummy"}, "load_format dummy"),
     "overrides": ({"hf_overrides": {"rope_theta": 5.0}}, "hf_overrides"),
-    "LoRA": ({"enable_lora": True}, "LoRA"),
-    "speculative": ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative decoding"),
     "fp8": ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8"),
     "revision": ({"revision": "main"}, "revision"),
     "pipeline": ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
@@ -96,15 +98,83 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", list(REFUSED))
 def test_options_that_are_refused(world: rig.World, name: str) -> None:
     options, message = REFUSED[name]
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as error:
         make_setup(config_of(world, **options), _Caches(full_attention()))  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+def test_drafts_of_a_model_are_refused(world: rig.World) -> None:
+    drafts = {"method": "draft_model", "model": str(world.directory), "num_speculative_tokens": 2}
+    with pytest.raises(InputError, match="speculative decoding other than by n-grams is not supported") as error:
+        make_setup(config_of(world, speculative_config=drafts), _Caches(full_attention()))  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "compressed-tensors": {
+        "format": "int-quantized", "config_groups": {"all": {
+            "targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+            "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True},
+        }},
+    },
+    "fp8": {"activation_scheme": "dynamic"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", list(QUANTIZED))
+def test_quantized_weights_are_refused(method: str, tmp_path: Path) -> None:
+    """vLLM computes with them, where objects are of weights that were dequantized."""
+    quantized = rig.make_world(tmp_path, "llama")
+    path = quantized.directory / "config.json"
+    path.write_text(json.dumps({
+        **json.loads(path.read_text()), "quantization_config": {"quant_method": method, **QUANTIZED[method]}
+    }))  # fmt: skip
+    with pytest.raises(InputError, match="quantized weights is not supported") as error:
+        make_setup(config_of(quantized, dtype="bfloat16"), _Caches(full_attention()))  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("beside", ["OffloadingConnector", "PicConnector"])
+def test_connectors_beside_it_are_refused(world: rig.World, beside: str) -> None:
+    """vLLM's own offloading, and any other connector of a `MultiConnector`."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+
+    own = {
+        "kv_connector": "PicConnector", "kv_connector_module_path": rig.MODULE, "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"store": str(world.store.root)},
+    }  # fmt: skip
+    other = {"kv_connector": beside, "kv_role": "kv_both", "kv_connector_extra_config": {"cpu_bytes_to_use": 1 << 20}}
+    both = [own, other] if beside != "PicConnector" else [own, own]
+    config = config_of(world, {"kv_connector": "MultiConnector", "kv_connector_module_path": None,
+                               "kv_connector_extra_config": {"connectors": both}})  # fmt: skip
+    with pytest.raises(InputError, match=r"MultiConnector .* is not supported") as error:
+        KVConnectorFactory.create_connector(config, KVConnectorRole.SCHEDULER, _Caches(full_attention()))  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+def test_several_http_processes_of_pic_serve_are_refused() -> None:
+    """Its leases, files and queue are one process's."""
+    args = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector="PicConnector"), api_server_count=2)
+    with pytest.raises(InputError, match="--api-server-count: pictool's routes run in one process") as error:
+        PicEndpoints().attach_router(SimpleNamespace(state=SimpleNamespace(args=args)))  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+def test_families_that_are_not_tested_are_refused(world: rig.World, tmp_path: Path) -> None:
+    """Among them those that vLLM runs by the code of transformers, which has no rotary embedding in its layers."""
+    config = tiny.CONFIGS["olmo2"]()
+    other = tiny.save_model(tmp_path / "olmo2", config)
+    with pytest.raises(PicError, match="architecture 'olmo2' is not supported inside vLLM") as error:
+        make_setup(config_of(world, model=str(other)), _Caches(full_attention()))  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
 
 
 # What cannot be configured for a tiny Llama is set on the configuration that vLLM would have made.
 SET: dict[str, tuple[str, str, Any, str]] = {
     "context parallel": ("parallel_config", "decode_context_parallel_size", 2, "context parallelism"),
     "overlap": ("parallel_config", "enable_dbo", True, "dual-batch"),
-    "quantized": ("model_config", "quantization", "awq", "quantized weights"),
+    "torchao": ("model_config", "quantization", "torchao", "quantized weights"),
     "tokenizer": ("model_config", "tokenizer", "elsewhere", "a tokenizer of its own"),
 }
 

@@ -129,7 +129,8 @@ class PicConnector(KVConnectorBase_V1):
         setup, rank = self._setup, TensorParallelRank(self._setup.model.geometry.kv_heads)
         if rank.is_first:  # it writes objects
             setup.require_fingerprint()
-        model = WorkerModel(self._worker.get_model(), setup.config, setup.kv_cache_config, rank)
+        lora = getattr(self._worker.model_runner, "lora_manager", None)
+        model = WorkerModel(self._worker.get_model(), setup.config, setup.kv_cache_config, rank, lora)
         forward, settings = RowForward(model), setup.settings
         budget = StepBudget(settings.step_bytes, settings.step_rows or forward.max_rows, settings.step_ms / 1e3)
         self._worker_side = WorkerSide(forward, setup.store, setup.model, budget)

@@ -221,8 +221,9 @@ def _unsupported_options(config: VllmConfig) -> Iterator[str]:
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "context parallelism": max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size) > 1,
         "dual-batch overlap": bool(parallel.enable_dbo),
-        "LoRA": config.lora_config is not None,
-        "speculative decoding": config.speculative_config is not None,
+        "speculative decoding other than by n-grams": (
+            config.speculative_config is not None and config.speculative_config.method != "ngram"
+        ),
         "MLA": model.use_mla,
         "M-RoPE": model.uses_mrope,
         "multimodal models": model.is_multimodal_model,

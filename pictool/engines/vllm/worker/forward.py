@@ -123,7 +123,10 @@ class RowSet:
 
 @dataclass(frozen=True)
 class Hidden:
-    """Hidden states between two layers, and the residual (None before the first layer): [rows, hidden] each."""
+    """Hidden states between two layers, and the residual: [rows, hidden] each.
+
+    It is None before the first layer, and in models whose layers add it themselves (Granite).
+    """
 
     states: Tensor
     residual: Tensor | None = None
@@ -159,12 +162,12 @@ class RowForward:
 
     def embed(self, batch: PromptBatch, rows: RowSet) -> Work[Hidden]:
         """What the model calls its first decoder layer with."""
-        first = self.model.layers[0].decoder
+        first = self.model.layers[0]
         parts: list[Tensor] = []
 
         def embed(micro_batch: MicroBatch) -> None:
-            _, hidden, residual = _inputs_of(first, partial(self._run, batch, micro_batch))
-            assert residual is None
+            inputs = _inputs_of(first.decoder, partial(self._run, batch, micro_batch))
+            hidden = inputs[first.parameters.index("hidden_states")]
             part = torch.empty_like(hidden)
             part[torch.from_numpy(micro_batch.index - micro_batch.index.min()).to(hidden.device)] = hidden
             parts.append(part)
@@ -174,12 +177,17 @@ class RowForward:
 
     def run_layer(self, batch: PromptBatch, rows: RowSet, layer: AttentionLayer, hidden: Hidden) -> Work[Hidden]:
         """Compute one decoder layer of every row; `hidden` is overwritten."""
-        states = hidden.states
-        residual = torch.empty_like(states) if hidden.residual is None else hidden.residual
+        states, residual = hidden.states, hidden.residual
+        if residual is None and "residual" in layer.parameters:
+            residual = torch.empty_like(states)
 
         def run(micro_batch: MicroBatch) -> None:
             index = torch.from_numpy(micro_batch.index).to(states.device)
-            states[index], residual[index] = self._run_layer(batch, micro_batch, layer, hidden)
+            done = self._run_layer(batch, micro_batch, layer, hidden)
+            states[index] = done.states
+            if residual is not None:
+                assert done.residual is not None
+                residual[index] = done.residual
 
         alike, _ = self._builders[layer.name]  # a window is its builder's
         yield from self.in_pieces(("layer", id(alike)), rows, run)
@@ -217,13 +225,13 @@ class RowForward:
         with self._context(batch, micro_batch):
             self.model.module(torch.from_numpy(tokens).to(device), torch.from_numpy(position).to(device), None, None)
 
-    def _run_layer(
-        self, batch: PromptBatch, micro_batch: MicroBatch, layer: AttentionLayer, hidden: Hidden
-    ) -> tuple[Tensor, Tensor]:
+    def _run_layer(self, batch: PromptBatch, micro_batch: MicroBatch, layer: AttentionLayer, hidden: Hidden) -> Hidden:
         positions = torch.from_numpy(micro_batch.rows()[1]).to(self.model.device)
         with self._context(batch, micro_batch):
             own = hidden.of(micro_batch.index)
-            return layer.decoder(positions, own.states, own.residual)  # type: ignore[no-any-return]
+            values = {"positions": positions, "hidden_states": own.states, "residual": own.residual}
+            done = layer.decoder(*(values[name] for name in layer.parameters))
+        return Hidden(*done) if "residual" in layer.parameters else Hidden(done)
 
     @contextmanager
     def _context(self, batch: PromptBatch, micro_batch: MicroBatch) -> Iterator[None]:
@@ -238,8 +246,12 @@ class RowForward:
                 built[id(builder)] = builder.build(0, _in_kernel_blocks(common, ratio), fast_build=True)
             metadata[name] = built[id(builder)]
         slots = {layer.name: common.slot_mapping for layer in self.model.layers}
-        with set_forward_context(
-            metadata, self.model.config, num_tokens=len(micro_batch.index), slot_mapping=slots, skip_compiled=True
+        num_tokens = len(micro_batch.index)
+        with (
+            self.model.without_adapters(num_tokens),
+            set_forward_context(
+                metadata, self.model.config, num_tokens=num_tokens, slot_mapping=slots, skip_compiled=True
+            ),
         ):
             yield
 

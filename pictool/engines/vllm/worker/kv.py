@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +155,12 @@ class AttentionLayer:
         """The name of its attention backend."""
         return str(self.attention.get_attn_backend().get_name())
 
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """In which order the decoder layer takes positions, hidden_states and, unless it adds that itself, residual."""
+        names = inspect.signature(self.decoder.forward).parameters
+        return tuple(name for name in names if name in ("positions", "hidden_states", "residual"))
+
 
 class WorkerModel:
     """vLLM's model on this worker: its attention layers, and their KV in blocks.
@@ -164,16 +172,37 @@ class WorkerModel:
         cache_spec: vLLM's description of the KV cache.
         device: where the model is.
         rank: this worker among those of tensor parallelism.
+
+    Args:
+        lora: vLLM's manager of LoRA adapters; None without `--enable-lora`.
     """
 
     def __init__(
-        self, module: nn.Module, config: VllmConfig, kv_cache_config: KVCacheConfig, rank: TensorParallelRank
-    ) -> None:
-        self.module, self.config, self.rank = module, config, rank
+        self, module: nn.Module, config: VllmConfig, kv_cache_config: KVCacheConfig, rank: TensorParallelRank,
+        lora: Any = None,
+    ) -> None:  # fmt: skip
+        self.module, self.config, self.rank, self._lora = module, config, rank, lora
         (group,) = kv_cache_config.kv_cache_groups
         self.cache_spec: Any = group.kv_cache_spec
         self.layers = _attention_layers(module, config, group.layer_names)
         self.device = next(module.parameters()).device
+
+    @contextmanager
+    def without_adapters(self, num_tokens: int) -> Iterator[None]:
+        """Compute rows by the base model alone: vLLM's own step says which adapter each of its tokens has."""
+        if self._lora is None:
+            yield
+            return
+        from vllm.lora.layers import LoRAMapping
+
+        manager = self._lora._adapter_manager
+        before = manager._last_mapping
+        manager.set_adapter_mapping(LoRAMapping((0,) * num_tokens, (0,), is_prefill=True))
+        try:
+            yield
+        finally:
+            if before is not None:
+                manager.set_adapter_mapping(before)
 
     def rotate(self, layer: AttentionLayer, key: Tensor, positions: Tensor) -> Tensor:
         """Rotate keys [tokens, kv_heads, head_dim] to their positions, by the layer's own rotary embedding."""
