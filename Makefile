@@ -61,10 +61,11 @@ test-clients: $(READY) $(CLIENTS)/.ready tests/clients/node_modules/.ready
 test-agents: $(READY) $(AIDER)/.ready tests/agents/node_modules/.ready
 	PIC_AIDER=$(AIDER) $(BIN)/python -m pytest tests/agents --require-all
 
-# The same with the newest of each, which the lock does not hold.
+# The clients' tests with the newest versions that tests/clients/requirements.txt and package.json allow.
 clients-newest: $(READY)
-	rm -rf .venv-clients-newest
-	$(MAKE) test-clients CLIENTS=.venv-clients-newest CLIENT_PINS=tests/clients/requirements.txt NPM_INSTALL=update
+	rm -rf .venv-clients-newest tests/clients/node_modules
+	$(MAKE) test-clients CLIENTS=.venv-clients-newest CLIENT_PINS=tests/clients/requirements.txt NPM_INSTALL='update --no-package-lock'
+	rm -rf tests/clients/node_modules
 
 # Requests of all kinds to a running vLLM server whose store has faults: `make fuzz-vllm REQUESTS=5000 SEED=2`, CASE=123.
 fuzz-vllm: $(VLLM)/.ready

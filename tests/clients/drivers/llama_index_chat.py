@@ -9,7 +9,7 @@ from llama_index.llms.openai_like import OpenAILike
 from pydantic import BaseModel
 
 
-class Kind(BaseModel):
+class Kind(BaseModel, extra="forbid"):
     """A kind."""
 
     kind: Literal["harbour", "town"]

@@ -24,7 +24,7 @@ KIND = sys.argv[1]
 set_tracing_disabled(True)
 
 
-class Kind(BaseModel):
+class Kind(BaseModel, extra="forbid"):
     kind: Literal["harbour", "town"]
 
 

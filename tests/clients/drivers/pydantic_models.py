@@ -14,7 +14,7 @@ from pydantic_ai.messages import ThinkingPart, ToolCallPart
 KIND = sys.argv[1]
 
 
-class Kind(BaseModel):
+class Kind(BaseModel, extra="forbid"):
     kind: Literal["harbour", "town"]
 
 
