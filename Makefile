@@ -47,7 +47,7 @@ vllm-matrix: $(VLLM)/.ready
 # Then hostile files.
 test-llamacpp: $(LLAMACPP)/.ready
 	$(LLAMACPP)/bin/python -m pytest tests/in_llamacpp --require-all
-	PYTHONPATH=tests $(LLAMACPP)/bin/python -m hostile.fuzz gguf --cases $(or $(CASES),300) --seed $(or $(SEED),1)
+	PYTHONPATH=tests $(LLAMACPP)/bin/python -m hostile.fuzz gguf --cases $(or $(CASES),300) --seed $(or $(SEED),1) $(if $(OUT),--out $(OUT)/fuzz_gguf.json)
 
 # The dashboard and the alert rules in a real Prometheus (Debian's package of that name). All tests must run.
 test-prometheus: $(READY)

@@ -29,7 +29,7 @@ from pictool.store.memory import LayerMemory
 from pictool.store.objects.format import ObjectFile
 
 PREFETCHED_LAYERS = 2  # by one thread, so that most cores are left to compute; on an accelerator all threads' and one
-_MOST_THREADS = 8  # on an accelerator, where the cores have little else to do: one checks some 2 GB/s
+_MOST_THREADS = 4  # on an accelerator, where the cores have little else to do: one checks some 2 GB/s
 # To hand a small layer to a thread costs more than to load it: a thread loads layers of at least so many bytes, and all
 # that follow one which took longer than `PATIENCE_S`.
 SMALL_LAYER_BYTES = 4 << 20
@@ -97,10 +97,10 @@ class Loader:
     are wanted.
 
     Nothing of an object is used before its checksum holds. Beside the image, memory holds two buffers of one chunk's
-    layer for each thread. On an accelerator these are pinned, and copies and rotations run on a stream of their own:
-    what is in memory is queued there a layer ahead, without a thread, which would contend with the caller for the
-    interpreter. Layers that `memory` holds are not read; they are kept decoded (on an accelerator quantized ones coded,
-    as they are transferred), never written to.
+    layer for each thread. On an accelerator these are pinned, a layer of all objects is staged there, too, and copies
+    and rotations run on a stream of their own: what is in memory is queued there a layer ahead, without a thread, which
+    would contend with the caller for the interpreter. Layers that `memory` holds are not read; they are kept decoded
+    (on an accelerator quantized ones coded, as they are transferred), never written to.
     """
 
     def __init__(
