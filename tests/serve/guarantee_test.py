@@ -12,7 +12,7 @@ from pictool.errors import StoreError
 from pictool.fidelity.guarantee import Guarantee
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model
-from pictool.serve.backends.torch import backend as module
+from pictool.serve.backends.torch import verification as module
 from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.store.store import Store
 from serve.live import DOCS, QUESTION, Live, serving, text_of, until
