@@ -11,11 +11,9 @@ import tiny
 import torch
 from hypothesis import settings
 from served import Server, serving
-from transformers.utils import logging
 
 from pictool.store.store import Store
 
-logging.set_verbosity_error()
 torch.set_num_threads(1)
 settings.register_profile("pictool", deadline=None)  # no test asserts a time
 settings.load_profile("pictool")
@@ -27,7 +25,7 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "PIC_MODEL", "PIC_STORE", "PIC_DEVICE", "PIC_DTYPE", "PIC_CODEC", "PIC_MAX_SIZE", "PIC_SALT", "PIC_REMOTE",
         "PIC_MEMORY", "PIC_ALGO", "PIC_SALT_FILE", "PIC_REMOTE_RATE", "PIC_SERVER", "PIC_SERVER_KEY", "PIC_TRUST",
-        "PIC_GPU_LAYERS",
+        "PIC_GPU_LAYERS", "PIC_REQUIRE_SIGNED", "PIC_SIGNING_KEY",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -21,9 +21,11 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+from transformers.utils import logging
 
 from pictool.runtime.architectures import ARCHITECTURES, auto_class, text_config
 
+logging.set_verbosity_error()  # of RoPE with factors as small as these models
 VOCAB = 320
 SIZE: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,

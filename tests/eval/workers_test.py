@@ -126,8 +126,10 @@ def test_when_it_is_stopped_its_processes_end_and_what_was_done_stays(sent: int,
     )  # fmt: skip
     assert process.stderr is not None
     begun = wait_for(
-        lambda: process.poll() is not None or any(map(has_rows, Path().glob("store/eval/results/*.jsonl")))
+        lambda: process.poll() is not None or any(map(has_rows, Path().glob("store/eval/results/*.jsonl"))), 240
     )
+    if not begun:
+        os.killpg(process.pid, signal.SIGKILL)
     assert begun and process.poll() is None, process.communicate()
     started = psutil.Process(process.pid).children(recursive=True)
     assert len(started) >= 2

@@ -118,6 +118,8 @@ def examine(path: str, options: LlamaContextOptions) -> Facts:
     form = format_of(state, max(1, int(lib.llama_model_n_head_kv(handle))))
     scales = _scales(context, form, state, positions)
     trained = int(lib.llama_model_n_ctx_train(handle))
+    if trained < 1:
+        raise ModelError(f"its context_length is no number of positions ({trained}); it is damaged: download it again")
     return Facts(
         architecture, weights.num_tokens, _positions(weights, architecture, trained), window, form.json(), scales
     )  # fmt: skip
