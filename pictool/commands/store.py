@@ -257,14 +257,10 @@ def run_verify(
         check = partial(require_own_text, open_model(settings))
     result = verify(store, repair and not dry_run, check=check)
     if as_json:
-        print_json(
-            {
-                "objects": result.objects,
-                "damaged": result.problems,
-                "repaired": list(result.repaired),
-                "unsigned": list(result.unsigned),
-            }
-        )
+        print_json({
+            "objects": result.objects, "damaged": result.problems, "repaired": list(result.repaired),
+            "unsigned": list(result.unsigned),
+        })  # fmt: skip
     else:
         _print_problems(result)
     if left := len(result.problems) - len(result.repaired):
