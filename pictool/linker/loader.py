@@ -118,7 +118,7 @@ class Loader:
         self._sources = {part.file: LoadedObject(part.file) for part in placed}
         self._rows = self._stage() if streams.event_now(image.stack.device) is not None and placed else None
         self._columns = [*accumulate((part.end - part.start for part in placed), initial=0)][:-1]
-        # When the image's buffers are ready, and what is staged by; None: the device has no streams.
+        # From when on the image's buffers, and what the staging needs, are there; None: the device has no streams.
         self._ready = streams.event_now(image.stack.device)
         self._streams: list[torch.Stream] = []
         self._resources.callback(self._synchronize_streams)
