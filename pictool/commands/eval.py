@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -36,6 +36,8 @@ from pictool.commands.settings.resources import open_model, open_store
 from pictool.commands.settings.settings import Settings
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from pictool.commands.console.terminal import LabelledTable
     from pictool.eval.cases import SpecOptions
     from pictool.eval.datasets.base import Dataset
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 NONE = "-"
 LEGEND = (
     "KL, all: of the first token and of all of full's answer. same: equal answers.\n"
+    "order: answers that change with the documents' order where full's do not.\n"
     "Times: medians, ms. peak: rise of memory over what the process keeps, MB.\n"
     "read: KV of objects a question, MB."
 )
@@ -93,6 +96,7 @@ class EvalOptions:
     plot: Annotated[Optional[str], option("--plot", "FILE", "Plot quality against TTFT (.svg and .png).", OUTPUT)] = (
         None
     )
+    html: Annotated[Optional[str], option("--html", "FILE", "Write tables and plots as a web page.", OUTPUT)] = None
     as_json: JsonOption = False
 
 
@@ -126,15 +130,30 @@ def run_eval(options: EvalOptions, settings: Settings) -> None:
     summary = summarise(done, options.metric)
     if done.skipped:
         note(left_out(done.skipped, model))
-    if options.plot is not None:
-        from pictool.eval.plot import write_pareto
-
-        note(f"wrote {' and '.join(map(str, write_pareto(summary, Path(options.plot))))}")
+    write_pictures(summary, options)
     note(f"results are in {done.path}")
     if options.as_json:
         print_json(summary.report())
     else:
-        print_summary(summary)
+        from pictool.commands.console.terminal import open_screen
+
+        print_summary(summary, open_screen())
+
+
+def write_pictures(summary: Summary, options: EvalOptions) -> None:
+    """The plot and the page, if they are asked for."""
+    from pictool.eval.plot import svg_of, write_pareto
+
+    if options.plot is not None:
+        note(f"wrote {' and '.join(map(str, write_pareto(summary, Path(options.plot))))}")
+    if options.html is not None:
+        from pictool.commands.console.page import write_page
+
+        with write_page(Path(options.html), f"pic eval: {summary.title}") as page:
+            print_summary(summary, page.console)
+            page.pictures += [svg_of(summary, by_rows=is_by_rows) for is_by_rows in (False, True)]
+            page.data = summary.report()
+        note(f"wrote {options.html}")
 
 
 def check_outputs(options: EvalOptions, dataset: Dataset) -> None:
@@ -144,6 +163,8 @@ def check_outputs(options: EvalOptions, dataset: Dataset) -> None:
         output_path("-o", options.output, inputs)
     if options.plot is not None:
         check_picture(options.plot, inputs)
+    if options.html is not None:
+        output_path("--html", options.html, inputs)
 
 
 def make_spec_options(options: EvalOptions) -> SpecOptions:
@@ -172,10 +193,7 @@ def title(dataset: Dataset, model: Model) -> str:
     return f"{Path(dataset.params.get('path', dataset.name)).name}, {model.name}"
 
 
-def print_summary(summary: Summary) -> None:
-    from pictool.commands.console.terminal import open_screen
-
-    console = open_screen()
+def print_summary(summary: Summary, console: Console) -> None:
     model = summary.header["model"]
     console.print(
         f"{summary.title}: {count(summary.questions, 'question')} over {count(summary.units, 'set')} of documents, "
@@ -184,8 +202,7 @@ def print_summary(summary: Summary) -> None:
         + ("" if summary.verified == summary.questions else f"; full on {summary.verified} of the questions"),
         soft_wrap=True,
     )
-    tables = [quality_table(summary), cost_table(summary), *([kinds_table(summary)] if summary.kinds else [])]
-    for table in tables:
+    for table in (quality_table(summary), cost_table(summary), *parts_tables(summary)):
         console.print()
         console.print(table)
     console.print(f"\n{LEGEND}")
@@ -195,13 +212,16 @@ def quality_table(summary: Summary) -> LabelledTable:
     """Scores with 95 % intervals, the difference to full, and fidelity to it."""
     from pictool.commands.console.terminal import LabelledTable
 
-    table = LabelledTable(["algorithm", summary.metric, "95 %", "diff", "95 %", "lost", "won", "KL", "all", "same"])
+    columns = ["algorithm", summary.metric, "95 %", "diff", "95 %", "lost", "won", "KL", "all", "same"]
+    has_orders = any(line.reordered is not None for line in summary.lines)
+    table = LabelledTable([*columns, *["order"] * has_orders])
     for line in summary.lines:
         is_full = line is summary.lines[0]
         table.add_row(
             line.label, f"{line.score.mean:.3f}", interval(line.score, "{:.2f}"),
             *([NONE] * 4 if is_full else _against_full(line)),
             *(NONE if kl is None else number(kl.mean) for kl in (line.kl, line.answer_kl)), percent(line.same_answer),
+            *[NONE if line.reordered is None else percent(line.reordered)] * has_orders,
         )  # fmt: skip
     return table
 
@@ -229,15 +249,32 @@ def cost_table(summary: Summary) -> LabelledTable:
     return table
 
 
-def kinds_table(summary: Summary) -> LabelledTable:
-    """Scores by kind of question."""
+def parts_tables(summary: Summary) -> Iterator[LabelledTable]:
+    """Scores by kind of question and by size of documents, and the share of answers that are full's by kind."""
+    lines, metric = summary.lines, summary.metric
+    if summary.kinds:
+        yield parts_table(metric, summary.kinds, {line.label: {
+            kind: with_interval(line.by_kind.get(kind)) for kind in summary.kinds} for line in lines})  # fmt: skip
+        yield parts_table("same", summary.kinds, {line.label: {
+            kind: percent(share) for kind, share in line.same_by_kind.items()} for line in lines[1:]})  # fmt: skip
+    if summary.sizes:
+        yield parts_table(metric, summary.sizes, {line.label: {
+            size: with_interval(line.by_size.get(size)) for size in summary.sizes} for line in lines})  # fmt: skip
+
+
+def parts_table(title: str, counts: Mapping[str, int], cells: Mapping[str, Mapping[str, str]]) -> LabelledTable:
+    """Algorithms, and parts with their numbers of questions; the more numerous are the rows."""
     from pictool.commands.console.terminal import LabelledTable
 
-    table = LabelledTable(
-        ["algorithm", *[f"{kind or 'other'} ({num_cases})" for kind, num_cases in summary.kinds.items()]]
-    )
-    for line in summary.lines:
-        table.add_row(line.label, *(with_interval(line.by_kind.get(kind)) for kind in summary.kinds))
+    names = {part: f"{part or 'other'} ({number})" for part, number in counts.items()}
+    if len(counts) <= max(len(cells), 3):
+        table = LabelledTable([title, *names.values()])
+        for label, by_part in cells.items():
+            table.add_row(label, *(by_part.get(part, NONE) for part in counts))
+        return table
+    table = LabelledTable([title, *cells])
+    for part, name in names.items():
+        table.add_row(name, *(by_part.get(part, NONE) for by_part in cells.values()))
     return table
 
 

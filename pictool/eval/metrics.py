@@ -6,6 +6,8 @@
 | `em` | 1 if the normalised texts are equal | SQuAD |
 | `rouge_l` | F-measure of the longest common subsequence of words | `rouge-score`, Lin 2004 |
 | `contains` | 1 if the gold is part of the prediction, whatever the case | RULER `string_match_part` |
+| `json` | 1 if the prediction's first JSON object equals the gold's, in any order of keys | |
+| `json_form` | 1 if that object has the gold's keys, with values of the same types | |
 
 No golds at all score 0. Where a text has no words after normalisation (it is empty, an article, or punctuation), `f1`
 is 1 if the other has none either, and 0 otherwise: SQuAD's rule for "no answer". LongBench's own F1 is 0 in both cases.
@@ -13,6 +15,7 @@ is 1 if the other has none either, and 0 otherwise: SQuAD's rule for "no answer"
 
 from __future__ import annotations
 
+import json
 import re
 import string
 from collections import Counter
@@ -68,7 +71,19 @@ def contains(prediction: str, golds: Sequence[str]) -> float:
     return _best(_contains, prediction, golds)
 
 
-METRICS: Mapping[str, Metric] = {"f1": f1, "em": em, "rouge_l": rouge_l, "contains": contains}
+def json_equal(prediction: str, golds: Sequence[str]) -> float:
+    """1.0 if the first JSON object in the prediction equals a gold's; text around it does not count."""
+    return _best(lambda text, gold: _is_alike(text, gold, is_equal=True), prediction, golds)
+
+
+def json_form(prediction: str, golds: Sequence[str]) -> float:
+    """1.0 if the first JSON object in the prediction has a gold's keys, with values of its types, at every depth."""
+    return _best(lambda text, gold: _is_alike(text, gold, is_equal=False), prediction, golds)
+
+
+METRICS: Mapping[str, Metric] = {
+    "f1": f1, "em": em, "rouge_l": rouge_l, "contains": contains, "json": json_equal, "json_form": json_form,
+}  # fmt: skip
 
 
 def _best(score: Callable[[str, str], float], prediction: str, golds: Sequence[str]) -> float:
@@ -86,6 +101,27 @@ def _f1(prediction: str, gold: str) -> float:
 def _contains(prediction: str, gold: str) -> float:
     text, part = (" ".join(words.lower().split()) for words in (prediction, gold))
     return float(part in text if part else not text)
+
+
+def _first_object(text: str) -> Any:
+    """The JSON object that begins at the first brace; None: there is none."""
+    try:
+        return json.JSONDecoder().raw_decode(text[text.index("{") :])[0]
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_alike(prediction: str, gold: str, is_equal: bool) -> float:
+    predicted, right = _first_object(prediction), _first_object(gold)
+    is_alike = right is not None and _form(predicted) == _form(right) and (predicted == right or not is_equal)
+    return float(is_alike)
+
+
+def _form(value: Any) -> Any:
+    """An object's keys and the types of its values; all numbers are of one type."""
+    if isinstance(value, dict):
+        return {key: _form(item) for key, item in value.items()}
+    return float if type(value) is int else type(value)
 
 
 @cache

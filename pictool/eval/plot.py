@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +38,8 @@ def write_picture(path: Path, make_figure: Callable[[], Figure]) -> list[Path]:
     Raises:
         StoreError: a file cannot be written.
     """
-    import matplotlib
-
     written = []
-    with matplotlib.rc_context({"svg.hashsalt": "pictool", "font.size": 9.0, "svg.fonttype": "path"}):
+    with _style():
         figure = make_figure()
         for suffix, metadata in ((".svg", {"Date": None, "Creator": None}), (".png", {"Software": None})):
             target = path.with_suffix(suffix)
@@ -49,27 +49,47 @@ def write_picture(path: Path, make_figure: Callable[[], Figure]) -> list[Path]:
     return written
 
 
-def draw(summary: Summary) -> Figure:
-    """Draw the picture, with all labels placed."""
+def _style() -> AbstractContextManager[None]:
+    import matplotlib
+
+    return matplotlib.rc_context({"svg.hashsalt": "pictool", "font.size": 9.0, "svg.fonttype": "path"})
+
+
+def svg_of(summary: Summary, by_rows: bool = False) -> str:
+    """The picture as SVG, to be put into a page."""
+    text = io.StringIO()
+    with _style():
+        draw(summary, by_rows).savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue().partition("<!DOCTYPE")[2].partition(">")[2]
+
+
+def draw(summary: Summary, by_rows: bool = False) -> Figure:
+    """Draw the picture, with all labels placed.
+
+    Args:
+        by_rows: the cost is the share of the context that is computed, which is about that of FLOPs, instead of TTFT.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=SIZE, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for line, (style, colour) in zip(summary.lines, styles(summary.lines), strict=True):
-        _draw_point(axes, line, style, colour)
-    _draw_front(axes, summary.lines)
-    _dress(axes, summary)
+    marks = [_mark(line, 100 * line.row_share if by_rows else ttft_ms(line)) for line in summary.lines]
+    for mark, (style, colour) in zip(marks, styles(summary.lines), strict=True):
+        _draw_point(axes, mark, style, colour)
+    front = pareto_front([(mark.x, mark.y) for mark in marks])
+    axes.plot(*zip(*front, strict=True), color="#bbbbbb", linewidth=1.2, linestyle="--", zorder=1, label="Pareto front")
+    _dress(axes, summary, by_rows)
     figure.draw_without_rendering()  # type: ignore[no-untyped-call]
-    place_labels(axes, [_mark(line) for line in summary.lines])
+    place_labels(axes, marks)
     return figure
 
 
-def _mark(line: Line) -> Mark:
+def _mark(line: Line, cost: float) -> Mark:
     score = line.score
     low, high = (score.mean if end is None else end for end in (score.low, score.high))
-    return Mark(ttft_ms(line), score.mean, low, high, picture_text(line.label))
+    return Mark(cost, score.mean, low, high, picture_text(line.label))
 
 
 def ttft_ms(line: Line) -> float:
@@ -100,8 +120,7 @@ def styles(lines: Sequence[Line]) -> list[tuple[PlotStyle, Any]]:
     return coloured
 
 
-def _draw_point(axes: Axes, line: Line, style: PlotStyle, colour: Any) -> None:
-    mark = _mark(line)
+def _draw_point(axes: Axes, mark: Mark, style: PlotStyle, colour: Any) -> None:
     axes.vlines(mark.x, mark.low, mark.high, colors=[colour], linewidth=1.2, alpha=0.5, zorder=2)
     axes.plot(
         [mark.x], [mark.y], marker=style.marker, markersize=style.size, color=colour, markeredgecolor=EDGE,
@@ -109,24 +128,20 @@ def _draw_point(axes: Axes, line: Line, style: PlotStyle, colour: Any) -> None:
     )  # fmt: skip
 
 
-def _draw_front(axes: Axes, lines: Sequence[Line]) -> None:
-    front = pareto_front([(ttft_ms(line), line.score.mean) for line in lines])
-    axes.plot(*zip(*front, strict=True), color="#bbbbbb", linewidth=1.2, linestyle="--", zorder=1, label="Pareto front")
-
-
-def _dress(axes: Axes, summary: Summary) -> None:
+def _dress(axes: Axes, summary: Summary, by_rows: bool) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    if not by_rows:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_minor_formatter(NullFormatter())  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())  # type: ignore[no-untyped-call]
     axes.margins(x=0.12, y=0.08)
     axes.grid(visible=True, which="major", color="#ececec", linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.set_xlabel("time to first token, ms (median)")
+    axes.set_xlabel("context rows that are computed, %" if by_rows else "time to first token, ms (median)")
     axes.set_ylabel(f"{summary.metric} (mean, 95 % interval)")
     axes.set_title(
         picture_text(f"{summary.title}, {summary.questions} questions, {summary.header['model']['name']}"),

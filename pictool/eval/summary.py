@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from statistics import fmean, median
 from typing import Any
 
@@ -15,6 +17,8 @@ from pictool.eval.methods import Times
 from pictool.eval.metrics import METRICS
 from pictool.eval.results import CaseResult
 from pictool.eval.statistics import Estimate, clustered_mean
+
+_SIZE = re.compile(r"\b\d+x\d+\b")  # in an id of picbench
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,9 @@ class Line:
         speedup: median over cases of full's TTFT ÷ this one's.
         decode_tokens_per_s: all tokens ÷ all seconds.
         peak_bytes: the most that memory rose in a case.
+        by_kind, by_size: scores. same_by_kind: `same_answer`.
+        reordered: of pairs of orders of the same documents which `full` answers alike, the share that this one does
+            not; None: there are no such pairs.
     """
 
     label: str
@@ -52,6 +59,9 @@ class Line:
     peak_bytes: int | None
     bytes_read: float
     by_kind: Mapping[str, Estimate]
+    by_size: Mapping[str, Estimate]
+    same_by_kind: Mapping[str, float]
+    reordered: float | None
 
 
 SCORES = (0.0, 1.0)  # the bounds of every metric
@@ -68,6 +78,7 @@ class Summary:
         units: groups of cases that share their documents.
         verified: questions that `full` answered too; its own line, and all that compares with it, is of these.
         kinds: questions of each kind; empty if there is one kind only.
+        sizes: questions of each number and length of documents ("8x200"), where the ids of cases have it.
         tokens: mean of the prompts.
     """
 
@@ -80,6 +91,7 @@ class Summary:
     verified: int
     skipped: Sequence[str]
     kinds: Mapping[str, int]
+    sizes: Mapping[str, int]
     tokens: float
     lines: Sequence[Line]
 
@@ -108,17 +120,32 @@ def summarise(evaluation: Evaluation, metric: str | None = None) -> Summary:
             "--verify: none of the questions was picked, so there is nothing to compare; name a larger share"
         )
     every = by_label[evaluation.algorithms[-1].label]
-    kinds = Counter(result.kind for result in every)
-    maker = _LineMaker(full, group_of, metric, list(kinds) if len(kinds) > 1 else [])
+    kinds, sizes = (_several(map(part, every)) for part in (_kind, _size))
+    maker = _LineMaker(full, group_of, metric, kinds, sizes)
     metrics = {metric or result.metric for result in every}
     return Summary(
         title=evaluation.header.title, results=str(evaluation.path), header=evaluation.header.report(),
         metric=metrics.pop() if len(metrics) == 1 else "score", questions=len(every), units=len(evaluation.groups),
         verified=len(full),
-        skipped=evaluation.skipped, kinds=dict(kinds) if len(kinds) > 1 else {},
+        skipped=evaluation.skipped, kinds=kinds, sizes=sizes,
         tokens=fmean(result.tokens for result in every),
         lines=[maker.line(algorithm, by_label[algorithm.label]) for algorithm in evaluation.algorithms],
     )  # fmt: skip
+
+
+def _several(parts: Iterable[str]) -> dict[str, int]:
+    """How many there are of each; none if all are alike."""
+    counts = Counter(parts)
+    return dict(counts) if len(counts) > 1 else {}
+
+
+def _kind(result: CaseResult) -> str:
+    return result.kind
+
+
+def _size(result: CaseResult) -> str:
+    found = _SIZE.search(result.id)
+    return found[0] if found else ""
 
 
 def require_metric(metric: str | None) -> None:
@@ -130,9 +157,11 @@ class _LineMaker:
     """Makes lines of results; what compares with `full` is of the cases that it answered."""
 
     def __init__(
-        self, full: Mapping[str, CaseResult], group_of: Mapping[str, int], metric: str | None, kinds: Sequence[str]
-    ) -> None:
-        self._full, self._group_of, self._metric, self._kinds = full, group_of, metric, kinds
+        self, full: Mapping[str, CaseResult], group_of: Mapping[str, int], metric: str | None,
+        kinds: Iterable[str], sizes: Iterable[str],
+    ) -> None:  # fmt: skip
+        self._full, self._group_of, self._metric = full, group_of, metric
+        self._kinds, self._sizes = list(kinds), list(sizes)
 
     def line(self, algorithm: Algorithm, results: Sequence[CaseResult]) -> Line:
         scores, groups = [self._score(result) for result in results], [self._group_of[result.id] for result in results]
@@ -157,18 +186,38 @@ class _LineMaker:
             speedup=median(full.timing.ttft_s / result.timing.ttft_s for result, full in pairs),
             decode_tokens_per_s=_decode_rate(results), peak_bytes=_highest(result.peak_bytes for result in results),
             bytes_read=fmean(result.bytes_read for result in results),
-            by_kind={
-                kind: self._of_kind(results, scores, kind) for kind in self._kinds
-                if any(result.kind == kind for result in results)
+            by_kind=self._by(_kind, self._kinds, results), by_size=self._by(_size, self._sizes, results),
+            same_by_kind={
+                kind: fmean(result.answer == full.answer for result, full in pairs if result.kind == kind)
+                for kind in dict.fromkeys(result.kind for result, _ in pairs)
             },
+            reordered=_reordered(pairs),
         )  # fmt: skip
 
     def _score(self, result: CaseResult) -> float:
         return result.scores[self._metric or result.metric]
 
-    def _of_kind(self, results: Sequence[CaseResult], scores: Sequence[float], kind: str) -> Estimate:
-        chosen = [i for i, result in enumerate(results) if result.kind == kind]
-        return clustered_mean([scores[i] for i in chosen], [self._group_of[results[i].id] for i in chosen], SCORES)
+    def _by(
+        self, part: Callable[[CaseResult], str], names: Iterable[str], results: Sequence[CaseResult]
+    ) -> dict[str, Estimate]:
+        """Scores by a part of the cases, as far as there are any."""
+        chosen = {name: [result for result in results if part(result) == name] for name in names}
+        return {
+            name: clustered_mean(list(map(self._score, some)), [self._group_of[result.id] for result in some], SCORES)
+            for name, some in chosen.items() if some
+        }  # fmt: skip
+
+
+def _reordered(pairs: Sequence[tuple[CaseResult, CaseResult]]) -> float | None:
+    """Cases of `order` differ by the last number of their ids."""
+    orders = defaultdict[str, list[tuple[str, str]]](list)
+    for result, full in pairs:
+        if result.kind == "order":
+            orders[result.id.rpartition("-")[0]].append((result.answer, full.answer))
+    differ = [
+        one[0] != other[0] for some in orders.values() for one, other in combinations(some, 2) if one[1] == other[1]
+    ]
+    return fmean(differ) if differ else None
 
 
 def _difference(algorithm: Algorithm, differences: Sequence[float], groups: Sequence[int]) -> Estimate:

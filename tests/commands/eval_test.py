@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +15,8 @@ import pytest
 
 from commands.run import Outcome, pic, write
 from pictool.commands.console.progress import answers_bar
-from pictool.commands.eval import ms, number, percent, size
+from pictool.commands.console.terminal import Screen
+from pictool.commands.eval import ms, number, parts_table, percent, size
 from pictool.eval import summary as summaries
 
 DEFAULTS: dict[str, Any] = {"algo": ["naive", "legolink-2"], "jobs": 1, "max_new_tokens": 4, "store": "st"}
@@ -50,12 +53,13 @@ def test_the_tables_have_a_line_for_every_algorithm_in_80_columns(run: Run) -> N
     first, *lines = outcome.out.splitlines()
     assert first.startswith("q.jsonl: 3 questions over 2 sets of documents, ") and "float32 on cpu, 1 thread" in first
     assert [line.split()[0] for line in lines if line.startswith(("full", "naive", "lego"))] == [
-        "full", "naive", "legolink-2",
-    ] * 3  # fmt: skip
+        *["full", "naive", "legolink-2"] * 3, "naive", "legolink-2",
+    ]  # fmt: skip
     heads = [line.split() for line in lines if line.startswith("algorithm")]
     assert heads[0] == ["algorithm", "f1", "95", "%", "diff", "95", "%", "lost", "won", "KL", "all", "same"]
     assert heads[1][1:] == ["rows", "TTFT", "speedup", "load", "select", "compute", "tok/s", "peak", "read"]
-    assert heads[2][1:] == ["x", "(1)", "y", "(2)"]
+    kinds = [line.split() for line in lines if line.endswith("y (2)")]
+    assert kinds == [["f1", "x", "(1)", "y", "(2)"], ["same", "x", "(1)", "y", "(2)"]]
     assert max(map(len, lines)) <= 80
 
 
@@ -80,6 +84,26 @@ def test_json_is_the_summary_and_the_same_in_every_run(run: Run) -> None:
     assert steady(other) == steady(first)
 
 
+def test_a_page_has_the_tables_two_pictures_and_the_numbers(run: Run) -> None:
+    outcome = run(html="page.html")
+    assert outcome.code == 0 and "pic: wrote page.html" in outcome.err.splitlines()
+    page = Path("page.html").read_text()
+    assert page.count("<svg") == 2 == page.count("</svg>") and "http-equiv" not in page and "src=" not in page
+    text = html.unescape(page)
+    assert outcome.out.splitlines()[0] in text and json.loads(text.partition('id="data">')[2].partition("</pre>")[0])
+    assert "q.jsonl: is also an input" in run(html="q.jsonl").err
+
+
+def test_many_kinds_are_rows() -> None:
+    counts = {f"kind-{i}": i for i in range(5)}
+    table = parts_table("em", counts, {"full": dict.fromkeys(counts, "1.0"), "naive": {"kind-2": "0.5"}})
+    screen = Screen(file=io.StringIO(), width=80)
+    screen.print(table)
+    lines = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0].split() == ["em", "full", "naive"] and lines[4].split() == ["kind-2", "(2)", "1.0", "0.5"]
+    assert lines[2].split() == ["kind-0", "(0)", "1.0", "-"]
+
+
 def test_results_can_be_put_anywhere_but_over_an_input(run: Run) -> None:
     assert run(output="out/r.jsonl").code == 0
     assert len(Path("out/r.jsonl").read_text().splitlines()) == 1 + 9
@@ -101,7 +125,8 @@ def test_a_metric_needs_no_new_run(run: Run) -> None:
     run()
     outcome = run(metric="contains")
     assert "answers" not in outcome.err and outcome.out.splitlines()[2].split()[1] == "contains"
-    assert run(metric="bleu").err == "pic: error: metric 'bleu': must be one of f1, em, rouge_l, contains\n"
+    names = "f1, em, rouge_l, contains, json, json_form"
+    assert run(metric="bleu").err == f"pic: error: metric 'bleu': must be one of {names}\n"
 
 
 def test_options_reach_the_run(run: Run) -> None:

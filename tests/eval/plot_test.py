@@ -52,11 +52,14 @@ def line(label: str, ttft_s: float, score: float, half: float | None = 0.05) -> 
         None,
         0,
         {},
+        {},
+        {},
+        None,
     )
 
 
 def summary(lines: list[Line]) -> Summary:
-    return Summary("world", "r.jsonl", {"model": {"name": "tiny"}}, "em", 100, 20, 100, (), {}, 300.0, lines)
+    return Summary("world", "r.jsonl", {"model": {"name": "tiny"}}, "em", 100, 20, 100, (), {}, {}, 300.0, lines)
 
 
 @pytest.fixture

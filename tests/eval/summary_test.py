@@ -107,6 +107,32 @@ def test_kinds(summary: Summary) -> None:
     assert one_kind.kinds == {} == one_kind.lines[1].by_kind
 
 
+def test_same_answers_by_kind(summary: Summary) -> None:
+    assert [line.same_by_kind for line in summary.lines] == [
+        {"x": 1.0, "y": 1.0}, {"x": 0.5, "y": 1.0}, {"x": 1.0, "y": 1.0}
+    ]  # fmt: skip
+
+
+def test_sizes_are_those_that_ids_name() -> None:
+    ids = {"a": "keys-4x50-0-0", "b": "keys-4x200-0-0", "c": "keys-4x50-0-1"}
+    rows = [[replace(row, id=ids[row.id]) for row in rows] for rows in ROWS]
+    evaluation = replace(made(rows), groups=((ids["a"], ids["b"]), (ids["c"],)))
+    found = summarise(evaluation)
+    assert found.sizes == {"4x50": 2, "4x200": 1} and found.lines[1].reordered is None
+    assert found.lines[1].by_size == {"4x50": clustered_mean([0.5, 1.0], [0, 1]), "4x200": clustered_mean([0.5], [0])}
+
+
+def test_answers_that_the_order_of_documents_changes() -> None:
+    """Full says A, A, B: one pair of orders is comparable; naive says A, C, C to these: it changes."""
+    answers = {"full": "AAB", "naive": "ACC", "maprerank": "DDE"}
+    rows = [
+        [replace(row, id=f"order-{i}", kind="order", answer=answers[row.label][i]) for i, row in enumerate(rows)]
+        for rows in ROWS
+    ]
+    evaluation = replace(made(rows), groups=(("order-0",), ("order-1",), ("order-2",)))
+    assert [line.reordered for line in summarise(evaluation).lines] == [0.0, 1.0, 0.0]
+
+
 def test_another_metric_scores_all(summary: Summary) -> None:
     other = summarise(made(), "em")
     assert other.metric == "em" and [line.score.mean for line in other.lines] == [0, 0, 0]
@@ -114,7 +140,7 @@ def test_another_metric_scores_all(summary: Summary) -> None:
     mixed = [[replace(result, metric="em" if result.id == "a" else "f1") for result in rows] for rows in ROWS]
     assert summarise(made(mixed)).metric == "score"
     assert [line.score.mean for line in summarise(made(mixed)).lines] == pytest.approx([1 / 6, 0.5, 0.0])
-    with pytest.raises(InputError, match="metric 'bleu': must be one of f1, em, rouge_l, contains"):
+    with pytest.raises(InputError, match="metric 'bleu': must be one of f1, em, rouge_l, contains, json, json_form"):
         summarise(made(), "bleu")
 
 
@@ -122,11 +148,11 @@ def test_the_keys_of_the_json_are_a_contract(summary: Summary) -> None:
     report = summary.report()
     line = report["lines"][1]
     assert [list(values) for values in (report, line, line["score"], line["timing"])] == [
-        ["title", "results", "header", "metric", "questions", "units", "verified", "skipped", "kinds", "tokens",
-             "lines"],
+        ["title", "results", "header", "metric", "questions", "units", "verified", "skipped", "kinds", "sizes",
+             "tokens", "lines"],
         ["label", "algo", "params", "score", "difference", "lost", "won", "kl", "answer_kl",
          "same_answer", "agreement", "common_prefix", "rows", "row_share", "timing", "speedup", "decode_tokens_per_s",
-         "peak_bytes", "bytes_read", "by_kind"],
+         "peak_bytes", "bytes_read", "by_kind", "by_size", "same_by_kind", "reordered"],
         ["mean", "low", "high"],
         ["ttft_s", "load_s", "select_s", "recompute_s", "decode_s"],
     ]  # fmt: skip

@@ -30,6 +30,7 @@ RECORDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 GENERATED: dict[str, dict[str, str]] = {
     "world": {"prompts": "3", "chunks": "4"},
+    "picbench": {"documents": "3", "words": "20", "cases_each": "1"},
     "needle": {"files": "hay.txt", "lengths": "60,90", "depths": "0,50", "chunk_words": "20"},
 }
 
@@ -51,7 +52,7 @@ def small(name: str, tmp_path: Path) -> Dataset:
 
 
 def test_the_registry_has_every_file_and_nothing_abstract() -> None:
-    assert list(datasets()) == ["cacheblend", "longbench", "needle", "plain", "world"]
+    assert list(datasets()) == ["cacheblend", "longbench", "needle", "picbench", "plain", "world"]
     assert set(datasets()) == {*RECORDS, *GENERATED}
 
 
@@ -100,7 +101,7 @@ def test_fields_are_converted(tmp_path: Path) -> None:
     assert needle.params["lengths"] == (100,) and needle.params["depths"] == (0.0, 33.5)
 
 
-ALL = "cacheblend, longbench, needle, plain, world"
+ALL = "cacheblend, longbench, needle, picbench, plain, world"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 def test_a_dataset_of_another_package_is_found(install: Callable[[str], None]) -> None:
     install("some_letters:Letters")
-    assert list(datasets()) == ["cacheblend", "letters", "longbench", "needle", "plain", "world"]
+    assert list(datasets()) == ["cacheblend", "letters", "longbench", "needle", "picbench", "plain", "world"]
     dataset = open_dataset("letters", {"count": "3"})
     assert dataset.params == {"count": 3} and [case.id for case in dataset.cases()] == ["a", "b", "c"]
 
