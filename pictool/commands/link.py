@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
     from pictool.controller.decision import RatioChoice
     from pictool.engines.base import Answer, Engine, Feature
+    from pictool.fidelity.verify import Canary
     from pictool.linker.grid import LabelledPolicy
     from pictool.linker.spec import Spec
     from pictool.runtime.model import Model
@@ -68,27 +69,37 @@ FOREIGN = 1.25  # tokens a word; the world has 1.0, other English 1.5 and more
 
 
 @dataclass(frozen=True)
+class LinkOptions:
+    """What a link does besides answering."""
+
+    compare: Annotated[bool, option("--compare", None, "Also run full recompute; print speedup and agreement.")] = False
+    trace: Annotated[
+        Optional[str],
+        option("--trace", "FILE", "Write a trace of the link, for pic inspect, pic diff and pic tui.", OUTPUT),
+    ] = None
+    output: Annotated[Optional[str], option("-o, --output", "FILE", "Write the JSON report to a file.", OUTPUT)] = None
+    depfile: DepfileOption = False
+    as_json: JsonOption = False
+    engine: EngineOption = None
+
+
+@dataclass(frozen=True)
 class LinkCommand:
     """The parsed command line. `policies` are those that are compared, if several are named; `inputs` are its files."""
 
     request: RequestOptions
     script: LinkScript
     settings: Settings
+    options: LinkOptions
     spec: Spec
     policies: list[LabelledPolicy]
-    compare: bool
     is_verified: bool
-    trace: str | None
-    engine: str | None
     inputs: Sequence[Path]
-    output: str | None
-    depfile: bool
-    as_json: bool
 
     @property
     def is_quiet(self) -> bool:
         """Whether the answer is not streamed: it is printed as JSON, written to a file, or one of several."""
-        return self.as_json or self.output is not None or bool(self.policies)
+        return self.options.as_json or self.options.output is not None or bool(self.policies)
 
     @property
     def is_auto(self) -> bool:
@@ -105,22 +116,7 @@ class LinkOutput:
 
 
 @command(app, "link", "model", "device", "dtype", "server", "store", "remote", "require_signed", *SALT)
-def run_link(
-    request: RequestOptions,
-    settings: Settings,
-    verified: VerifyOptions,
-    compare: Annotated[
-        bool, option("--compare", None, "Also run full recompute; print speedup and agreement.")
-    ] = False,
-    trace: Annotated[
-        Optional[str],
-        option("--trace", "FILE", "Write a trace of the link, for pic inspect, pic diff and pic tui.", OUTPUT),
-    ] = None,
-    output: Annotated[Optional[str], option("-o, --output", "FILE", "Write the JSON report to a file.", OUTPUT)] = None,
-    depfile: DepfileOption = False,
-    as_json: JsonOption = False,
-    engine: EngineOption = None,
-) -> None:
+def run_link(request: RequestOptions, settings: Settings, verified: VerifyOptions, options: LinkOptions) -> None:
     """Link documents into a prompt and answer a query.
 
     \b
@@ -130,51 +126,56 @@ def run_link(
     """
     canary = verified.canary(request.seed)
     if verified.batch is not None:
-        refuse_of_one(compare, trace, depfile)
-        run_batch(BatchOptions.of(verified, output, canary, as_json), request, settings, engine)
+        refuse_of_one(options)
+        batch = BatchOptions.of(verified, options.output, canary, options.as_json)
+        run_batch(batch, request, settings, options.engine)
         return
-    script = read_script(Path(request.script)) if request.script else LinkScript()
-    inputs = input_files(request, script)
-    check_documents([*script.documents, *request.documents])
-    check_outputs(output, trace, depfile, inputs)
-    policies = side_by_side(request, trace)
-    spec = with_stdin(make_spec(request, settings, script))
-    is_verified = canary.picks(json.dumps(request_json(spec, {}) | {"algo": spec.policy.params}))
-    parsed = LinkCommand(
-        request, script, settings, spec, policies, compare, is_verified, trace, engine, inputs, output, depfile, as_json
-    )
+    verified.refuse_of_batches()
+    parsed = parse(request, settings, options, canary)
     with ExitStack() as opened:
         result = link_there(parsed) if settings.server else link_here(parsed, opened)
         write_output(parsed, result)
         show(parsed, result)
-        if is_verified:
+        if parsed.is_verified:
             require_little_drift(result.reports, verified.max_kl)
+
+
+def parse(request: RequestOptions, settings: Settings, options: LinkOptions, canary: Canary) -> LinkCommand:
+    """The command line of one request, checked as far as no model is needed. Raises PicError."""
+    script = read_script(Path(request.script)) if request.script else LinkScript()
+    inputs = input_files(request, script)
+    check_documents([*script.documents, *request.documents])
+    check_outputs(options.output, options.trace, options.depfile, inputs)
+    policies = side_by_side(request, options.trace)
+    spec = with_stdin(make_spec(request, settings, script))
+    is_verified = canary.picks(json.dumps(request_json(spec, {}) | {"algo": spec.policy.params}))
+    return LinkCommand(request, script, settings, options, spec, policies, is_verified, inputs)
 
 
 def write_output(parsed: LinkCommand, result: LinkOutput) -> None:
     """Write the files that -o and --depfile name."""
-    if parsed.output is None:
+    if parsed.options.output is None:
         return
-    if parsed.depfile:  # first, so that a target is never there without it
-        write_depfile(Path(parsed.output), [*parsed.inputs, *result.model_files])
-    write_json(parsed.output, result.reports if parsed.policies else result.reports[0])
+    if parsed.options.depfile:  # first, so that a target is never there without it
+        write_depfile(Path(parsed.options.output), [*parsed.inputs, *result.model_files])
+    write_json(parsed.options.output, result.reports if parsed.policies else result.reports[0])
 
 
 def show(parsed: LinkCommand, result: LinkOutput) -> None:
     """Print the answer, or as much of it as is known, in the requested form."""
-    if parsed.as_json:
+    if parsed.options.as_json:
         print_json(result.reports if parsed.policies else result.reports[0])
-    elif parsed.policies and parsed.output is None:
+    elif parsed.policies and parsed.options.output is None:
         print_verdict([labelled.label for labelled in parsed.policies], result.reports)
     elif not parsed.is_quiet:
-        print_answer(result.reports[0], parsed.compare)
+        print_answer(result.reports[0], parsed.options.compare)
     if result.is_foreign:
         note("the embedded demo model knows only the documents of its own world; name your model with -m")
 
 
-def refuse_of_one(compare: bool, trace: str | None, depfile: bool) -> None:
+def refuse_of_one(options: LinkOptions) -> None:
     """Refuse options of a single request together with --batch."""
-    for name, value in (("--compare", compare), ("--trace", trace), ("--depfile", depfile)):
+    for name, value in (("--compare", options.compare), ("--trace", options.trace), ("--depfile", options.depfile)):
         if value:
             raise UsageError(f"--batch: {name} applies to one request; leave it out (--verify 1 compares all)")
 
@@ -198,7 +199,7 @@ def link_here(parsed: LinkCommand, opened: ExitStack) -> LinkOutput:
     settings, spec = parsed.settings, parsed.spec
     needed: dict[Feature, str] = {"auto_ratio": "--ratio auto"} if parsed.is_auto else {}
     engine_type = find_engine(
-        parsed.engine, needed | ({} if parsed.trace is None else {"trace": "--trace"}), settings.model
+        parsed.options.engine, needed | ({} if parsed.options.trace is None else {"trace": "--trace"}), settings.model
     )
     store = open_store(settings)
     check_keys(store, spec.documents, settings.salt)
@@ -214,15 +215,18 @@ def link_here(parsed: LinkCommand, opened: ExitStack) -> LinkOutput:
             on_text = None if parsed.is_quiet else Stream()
             answers = [
                 running.answer(
-                    spec, compare=parsed.compare or parsed.is_verified, on_text=on_text, on_compile=note_compiled
+                    spec,
+                    compare=parsed.options.compare or parsed.is_verified,
+                    on_text=on_text,
+                    on_compile=note_compiled,
                 )
             ]
     if not parsed.is_quiet:
         print(flush=True)  # the end of the streamed answer's line
     if choice is not None:
         distrust_profile(model, choice, answers[0].timing.recompute_s)
-    if parsed.trace is not None:
-        answers[0].write_trace(parsed.trace)
+    if parsed.options.trace is not None:
+        answers[0].write_trace(parsed.options.trace)
     place = {"version": __version__, "store": str(store.root)}
     reports = [answer.report() | {"request": request_json(spec, place | answer.origin())} for answer in answers]
     linked = answers[0].link.linked
@@ -235,13 +239,15 @@ def link_there(parsed: LinkCommand) -> LinkOutput:
     """Have a server link."""
     from pictool.commands.linking.server import ask_server, require_possible
 
+    options = parsed.options
     local = {
-        "--trace": parsed.trace, "--depfile": parsed.depfile, "--engine": parsed.engine, "--ratio auto": parsed.is_auto
+        "--trace": options.trace, "--depfile": options.depfile, "--engine": options.engine,
+        "--ratio auto": parsed.is_auto,
     }  # fmt: skip
     require_possible(parsed.settings, local)
     specs = [replace(parsed.spec, policy=labelled.policy) for labelled in parsed.policies] or [parsed.spec]
     stream = None if parsed.is_quiet else Stream()
-    compare = parsed.compare or parsed.is_verified or bool(parsed.policies)
+    compare = options.compare or parsed.is_verified or bool(parsed.policies)
     reports = []
     for spec in specs:
         report, origin = ask_server(parsed.settings, spec, compare, stream)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 from pictool import __version__
 from pictool.commands.console.errors import UsageError, of_command_line
 from pictool.commands.console.verbosity import is_verbose, note
+from pictool.commands.linking.batch import declared_guarantee
 from pictool.commands.linking.request import policy_of_settings
 from pictool.commands.ray.serve import FleetOptions, VllmOptions, opened_fleet, vllm_options
 from pictool.commands.settings.engine import engine_name, find_engine
@@ -27,6 +28,8 @@ from pictool.commands.settings.options import (
     SALT,
     CodecOption,
     EngineOption,
+    GuaranteeOption,
+    VerifyShareOption,
     argument,
     command,
     make_app,
@@ -38,7 +41,6 @@ from pictool.errors import InputError
 
 if TYPE_CHECKING:
     from pictool.estimate.request_log import RequestLog
-    from pictool.fidelity.guarantee import Guarantee
     from pictool.linker.policies.base import Policy
     from pictool.runtime.model import Model
     from pictool.serve.backends.torch.backend import BackendSettings
@@ -107,18 +109,8 @@ class ServeOptions:
     check_limit: Annotated[
         float, option("--check-limit", "NATS", "Mean KL to full recompute that the check allows.", POLICY, min=0)
     ] = 0.5
-    guarantee: Annotated[
-        Optional[str],
-        option(
-            "--guarantee",
-            "kl=NATS,level=SHARE",
-            "Link only while the mean KL of whole answers (each clipped at 1) is shown to be at most NATS.",
-            POLICY,
-        ),
-    ] = None
-    verify_share: Annotated[
-        float, option("--verify-share", "SHARE", "Share of answers that --guarantee verifies.", POLICY)
-    ] = 0.05
+    guarantee: GuaranteeOption = None
+    verify_share: VerifyShareOption = None
     max_tokens: Annotated[
         Optional[int], option("--max-tokens", "N", "Generate at most N tokens per answer.", ANSWER, min=1)
     ] = None
@@ -345,7 +337,7 @@ def check_choices(options: ServeOptions, settings: Settings) -> None:
     learned_bytes(options)
     pool_bytes(options)
     size_of("--keep-prefixes", options.keep_prefixes)
-    declared(options)
+    declared_guarantee(options.guarantee, options.verify_share)
     require_name(settings.model)
 
 
@@ -402,18 +394,8 @@ def make_backend_settings(options: ServeOptions, settings: Settings) -> BackendS
         codec=options.codec or settings.codec, name=options.name,
         learned_bytes=learned_bytes(options), pool_bytes=pool_bytes(options),
         kept_bytes=size_of("--keep-prefixes", options.keep_prefixes) or 0,
-        guarantee=declared(options),
+        guarantee=declared_guarantee(options.guarantee, options.verify_share),
     )  # fmt: skip
-
-
-def declared(options: ServeOptions) -> Guarantee | None:
-    """What --guarantee says. Raises UsageError."""
-    from pictool.fidelity.guarantee import Guarantee
-
-    if options.guarantee is None and options.verify_share != ServeOptions().verify_share:
-        raise UsageError("--verify-share: applies to --guarantee; add it")
-    with of_command_line():
-        return None if options.guarantee is None else Guarantee.parse(options.guarantee, options.verify_share)
 
 
 def learned_bytes(options: ServeOptions) -> int:

@@ -155,3 +155,59 @@ def test_drift_counts_what_differs() -> None:
     assert str(Drift.of(3, [])) == "none of 3 answers was verified"
     assert wilson(0, 100) == pytest.approx((0.0, 0.03699), abs=1e-4)  # Wilson (1927), as scipy has it
     assert wilson(10, 100) == pytest.approx((0.05523, 0.17437), abs=1e-4)
+
+
+def many(count: int) -> None:
+    """The same file with as many requests, which differ by their queries."""
+    lines = [{"documents": ["a.txt", "b.txt"], "query": f"Who {i}?", "id": f"q{i}"} for i in range(count)]
+    write("q/requests.jsonl", "\n".join(json.dumps(each) for each in lines))
+
+
+def test_answers_are_exact_until_the_guarantee_is_shown(run: Run, model: Path) -> None:
+    """Blind reuse of this random model is less than 0.5 nats away."""
+    many(40)
+    declared = ("--guarantee", "kl=0.5,level=0.9", "--verify-share", 1)
+    report = run(*declared, "--json").json["answers"]
+    states = [each["guarantee"]["state"] for each in report]
+    first = states.index("linked")
+    assert states == ["exact"] * first + ["linked"] * (40 - first) and 4 < first < 40
+    compared = run("--verify", 1, "--json").json["answers"]
+    assert [each["answer"] for each in report[:first]] == [each["compare"]["answer"] for each in compared[:first]]
+    assert report[first]["guarantee"]["bound"] <= 0.5 and report[first]["guarantee"]["verified"] == first
+    assert [each["algo"] for each in report] == ["full"] * first + ["naive"] * (40 - first)
+
+
+def test_a_limit_that_is_breached_is_said_and_answers_stay_exact(run: Run) -> None:
+    many(12)
+    outcome = run("--guarantee", "kl=0.000001,clip=0.00001", "--verify-share", 1, "--json")
+    assert "KL at most 1e-06 at 0.95 is breached: answers are exact" in outcome.err
+    assert {each["guarantee"]["state"] for each in outcome.json["answers"]} == {"exact"}
+
+
+def test_what_was_answered_without_the_guarantee_is_no_answer_with_it(run: Run) -> None:
+    assert run("-o", "out.jsonl").code == 0
+    before = Path("out.jsonl").read_bytes()
+    outcome = run("-o", "out.jsonl", "--guarantee", "kl=0.5")
+    assert outcome.code == 1 and "out.jsonl" in outcome.err and Path("out.jsonl").read_bytes() == before
+    assert run("-o", "new.jsonl", "--guarantee", "kl=0.5").code == 0
+    first = Path("new.jsonl").read_bytes()
+    assert run("-o", "new.jsonl", "--guarantee", "kl=0.5").code == 0 and Path("new.jsonl").read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--guarantee", "0.1"), "--guarantee 0.1: must be as kl=0.05,level=0.95"),
+        (("--verify-share", 0.1), "--verify-share: applies to --guarantee; add it"),
+        (("--guarantee", "kl=0.1", "--verify", 0.1), "--guarantee: verifies by itself"),
+        (("--guarantee", "kl=0.1", "--engine", "vllm"), "--engine vllm: has no --guarantee; use another engine"),
+    ],
+)
+def test_guarantees_that_are_refused(run: Run, more: tuple[object, ...], message: str) -> None:
+    outcome = run(*more)
+    assert outcome.code == 2 and message in outcome.err
+
+
+def test_a_guarantee_is_of_batches(model: Path, texts: tuple[Path, Path]) -> None:
+    outcome = pic("link", "a.txt", "-q", "Who?", "-m", model, "--guarantee", "kl=0.1")
+    assert outcome.code == 2 and "--guarantee: applies to --batch" in outcome.err

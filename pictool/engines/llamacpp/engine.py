@@ -25,7 +25,7 @@ class LlamaCppEngine(TorchEngine):
 
     name: ClassVar[str] = "llamacpp"
     title: ClassVar[str] = "llama.cpp"
-    supports: ClassVar[frozenset[Feature]] = frozenset({"trace", "codecs", "chains", "plans"})
+    supports: ClassVar[frozenset[Feature]] = frozenset({"trace", "codecs", "chains", "plans", "whole_kl"})
 
     def __init__(
         self, model: Model, store: Store, pool_bytes: int = 0, residents: ResidentObjects | None = None
