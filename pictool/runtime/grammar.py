@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,16 @@ if TYPE_CHECKING:
 MAX_SCHEMA = 1 << 18  # characters
 # White space is at most one blank: a small model prints line ends for ever. A schema cannot say otherwise.
 _OPTIONS: Any = {"whitespace_flexible": True, "whitespace_pattern": " ?", "lenient": False, "coerce_one_of": False}
+# Beside these, properties that an object's schema does not name may be those of another schema.
+_OPEN = {
+    "additionalProperties",
+    "patternProperties",
+    "unevaluatedProperties",
+    "minProperties",
+    "anyOf",
+    "oneOf",
+    "$ref",
+}
 
 
 class Grammar:
@@ -75,9 +86,28 @@ def _grammar(schema: str) -> str:
     from llguidance import LLMatcher
 
     try:
-        return str(LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS))
-    except ValueError as error:
+        read = json.loads(schema)
+        closed = read if '"allOf"' in schema else _closed(read)
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(closed), overrides=_OPTIONS))
+    except (ValueError, RecursionError) as error:
         raise _refused(str(error)) from error
+
+
+def _closed(schema: Any) -> Any:
+    """The schema without properties that it does not name: a model may add some for ever. vLLM's default does so."""
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    named, required = schema.get("properties"), schema.get("required", [])
+    inner = ("items", "prefixItems", "additionalProperties", *(() if named else ("anyOf", "oneOf")))
+    closed = schema | {key: _closed(schema[key]) for key in inner if key in schema}
+    for key in ("properties", "$defs", "definitions"):
+        if isinstance(parts := schema.get(key), dict):
+            closed[key] = {name: _closed(part) for name, part in parts.items()}
+    if isinstance(named, dict) and isinstance(required, list) and not _OPEN & schema.keys():
+        closed |= {} if {*map(str, required)} - named.keys() else {"additionalProperties": False}
+    return closed
 
 
 def _refused(problem: str) -> InputError:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,7 +27,7 @@ from pictool.serve.prompts.explained import summary
 from pictool.serve.prompts.learning import texts_of
 from pictool.serve.prompts.logged import logged
 from pictool.serve.prompts.reading import hint_of
-from pictool.serve.tenants import Keys, Tenant
+from pictool.serve.tenants import OPERATOR, Keys, Tenant
 from pictool.serve.tracing import AnswerSpan
 from pictool.serve.work import AnswerRequest, Backend, CompiledText, DeltaEvent, Event, FinishEvent, StartEvent
 from pictool.store.leases import Lease, LeasedObject, Leases, Share, leased_keys
@@ -38,6 +39,7 @@ T = TypeVar("T")
 _log = logging.getLogger("pictool.serve")
 DEFAULT_TTL_S = 3600.0
 _MAX_MARKS = 100_000  # objects of marked texts whose leases are known
+_SHOWN = 32  # requests of which the operator sees what became of their prompts
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Service:
         self.responses = KeptResponses(lambda: self.clock())
         self._marks: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()  # tenant, key: lease, its end
         self.files = Files(root, settings.file_bytes)
+        self.last_requests = deque[dict[str, str]](maxlen=_SHOWN)  # the newest first
         leased_keys(root)  # a damaged file, or a directory that is no store, is told at the start, not to every client
         self.metrics = Metrics(backend.status, self.leases.count, registry)
 
@@ -104,6 +107,12 @@ class Service:
                 headers={"WWW-Authenticate": "Bearer"},
             )  # fmt: skip
         return tenant
+
+    def is_operators(self, request: Request) -> bool:
+        """Whether a request may see what concerns all tenants: without keys any may."""
+        with suppress(ApiError):
+            return not self.keys.are_required or self.tenant(request).name == OPERATOR
+        return False
 
     def require_model(self, name: str) -> None:
         """Refuse another model's name. Raises ApiError 404."""
@@ -141,6 +150,11 @@ class Service:
                     await asyncio.to_thread(self._lease, work.tenant, event.reuse.marked, work.ttl_s)
                 yield event
 
+    def _note(self, tenant: Tenant, parts: str) -> None:
+        at = datetime.fromtimestamp(self.clock(), UTC).strftime("%H:%M:%S")
+        self.last_requests.appendleft({"at": at, "tenant": tenant.name, "parts": parts})
+        _log.info("pic: a request of %s: %s", tenant.name, parts)
+
     def _lease(self, tenant: Tenant, objects: Sequence[CompiledText], ttl_s: float) -> None:
         """Lease the objects of marked texts, or lease them for longer. One that cannot be leased may be evicted."""
         expires = self.clock() + ttl_s
@@ -166,7 +180,7 @@ class Service:
                 if isinstance(event, StartEvent):
                     reuse = event.reuse
                     self.metrics.count_prompt(reuse)
-                    _log.info("pic: a request of %s: %s", work.tenant.name, summary(reuse.parts))
+                    self._note(work.tenant, summary(reuse.parts))
                     event = StartEvent(replace(event.reuse, hint=hint_of(work.linking, texts_of(work.prompt))))
                 elif isinstance(event, DeltaEvent) and is_first:
                     self.metrics.ttft.observe(time.perf_counter() - started)

@@ -22,7 +22,13 @@ from pictool.tui.widgets.table import Column, RowTable
 PERIOD_S = 1.0
 _KEPT = 61  # readings: a minute
 _COLUMNS = (Column("", 22), Column("last minute", 14, True), Column("since it started", 16, True))
+_REQUESTS = (
+    Column("time, UTC", 9),
+    Column("tenant", 8),
+    Column("tokens of its prompt, what became of them, and why", 0),
+)
 NO_FIGURES = "No figures yet: they appear as soon as the server answers."
+NO_REQUESTS = "None, or the server shows them to the operator alone (PIC_SERVER_KEY)."
 _SHARES = (("linked from objects", "linked"), ("computed again", "recomputed"), ("exact", "exact"))
 
 
@@ -36,7 +42,10 @@ class ServerScreen(PicScreen):
     ServerScreen .history Sparkline { width: 1fr; height: 3; }
     ServerScreen RowTable { height: 1fr; margin: 0 1; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("p", "pause", "pause")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("p", "pause", "pause"),
+        Binding("r", "requests", "last requests"),
+    ]
     export_name = "server"
 
     def __init__(self, address: Address) -> None:
@@ -54,9 +63,11 @@ class ServerScreen(PicScreen):
                     yield Static(id=f"{name}-now")
                     yield Sparkline([], id=name)
             yield RowTable(_COLUMNS, id="counts")
+            yield RowTable(_REQUESTS, id="last")
         yield KeyFooter()
 
     def on_mount(self) -> None:
+        self.query_one("#last").display = False
         self.query_one("#counts").focus()
         self._show()
         self._read_soon()
@@ -65,6 +76,13 @@ class ServerScreen(PicScreen):
     def action_pause(self) -> None:
         self.is_paused = not self.is_paused
         self._show()
+
+    def action_requests(self) -> None:
+        """Show the last requests in place of the figures, or these again."""
+        for table in self.query(RowTable):
+            table.display = not table.display
+            if table.display:
+                table.focus()
 
     def _read_soon(self) -> None:
         if not self.is_paused and not self._is_reading:
@@ -82,7 +100,7 @@ class ServerScreen(PicScreen):
         self._is_reading, self.problem = False, problem
         if reading is not None:
             self.readings.append(reading)
-        if self.is_attached:
+        if self.query("#title"):  # none once it is closed
             self._show()
 
     @property
@@ -105,6 +123,7 @@ class ServerScreen(PicScreen):
             "waiting", waiting, f"{_number(last, 'waiting')} waiting, {_number(last, 'active')} take turns"
         )
         self.query_one("#counts", RowTable).show_rows(count_rows(self.lately, activity(None, self.readings[-1])))
+        self.query_one("#last", RowTable).show_rows(request_rows(last), empty=NO_REQUESTS)
 
     def _show_history(self, name: str, values: list[float], now: str) -> None:
         scale = f"chart: 0 to {max(values, default=0):.3g}\nin {len(self.readings)} s"
@@ -157,3 +176,10 @@ def _figures(of: Activity, sources: Sequence[str]) -> list[str]:
         f"{of.answered:,.0f}", f"{of.refused:,.0f}", *ttft, f"{prompt:,.0f}",
         *(f"{of.share(kind):.0%}" for kind in kinds), *(f"{count:,.0f}" for count in counts),
     ]  # fmt: skip
+
+
+def request_rows(health: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The last requests, a line for each: time, tenant, and what became of its prompt."""
+    listed, names = health.get("last_requests"), ("at", "tenant", "parts")
+    requests = [request for request in listed if isinstance(request, dict)] if isinstance(listed, list) else []
+    return [tuple(visible(str(request.get(name, ""))) for name in names) for request in requests]

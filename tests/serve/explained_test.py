@@ -102,3 +102,20 @@ def test_tokens_are_counted_by_reason(live: Live) -> None:
         if sample.name == "pic_part_tokens_total"
     }
     assert math.isclose(sum(found.values()), total) and {state for _, state in found} == {"linked", "computed"}
+
+
+def test_the_operator_alone_sees_the_last_requests(tmp_path: Path) -> None:
+    keys = Keys({"key-a": Tenant("a", "salt of a"), "key-o": Tenant("operator", "salt of o")})
+    with serving(tiny_model(), Store(tmp_path), keys, key="key-a") as live:
+        for content in (marked(DOCS[0]), QUESTION):
+            total = live.chat(content, pic={"policy": "legolink-4"})["usage"]["prompt_tokens"]
+        operator = {"Authorization": "Bearer key-o"}
+        last, first = live.ok("GET", "/health", headers=operator)["last_requests"]
+        assert last["tenant"] == "a" and last["parts"] in (
+            f"{total} computed (no_object)",
+            f"{total} computed (too_short)",
+        )
+        sizes, whats = zip(*(part.split(" ", 1) for part in first["parts"].split(", ")), strict=True)
+        assert sorted(map(int, sizes), reverse=True) == [*map(int, sizes)] and whats[0] == "linked (marker)"
+        for headers in ({}, {"Authorization": "Bearer nobody's"}):
+            assert "last_requests" not in live.ok("GET", "/health", headers=headers)

@@ -12,6 +12,7 @@ import jsonschema  # type: ignore[import-untyped]
 import openai
 import pytest
 import torch
+from accept_sets import CASES, REFUSED, Case, Schema
 from hypothesis import HealthCheck, given, settings
 
 from pictool.errors import InputError
@@ -165,6 +166,46 @@ def test_every_answer_that_ends_is_of_its_schema_and_all_end(schema: dict[str, A
         tokens.append(int(torch.multinomial(weights, 1, generator=generator)))
         grammar.push(tokens[-1])
     jsonschema.validate(json.loads(model.tokenizer.decode(tokens[:-1])), schema)
+
+
+# The accept sets of vLLM's default, which `tests/in_vllm/structured_test.py` compares
+
+
+def accepts(model: Model, schema: Schema, text: str) -> bool:
+    """Whether an answer may be this text, token by token, and then end."""
+    grammar = Grammar(model, json.dumps(schema))
+    tokens = [*model.tokenizer.encode(text, add_special_tokens=False), min(model.eos_ids)]
+    assert model.tokenizer.decode(tokens[:-1]) == text
+    for token in tokens:
+        if grammar.masked(torch.zeros(model.config.vocab_size))[token].isinf():
+            return False
+        grammar.push(token)
+    return True
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: json.dumps(case.schema)[:60])
+def test_the_accept_set_is_that_of_the_table(case: Case, model: Model) -> None:
+    accepted = [*case.both, *case.ours]
+    assert [text for text in accepted if not accepts(model, case.schema, text)] == []
+    assert [text for text in (*case.none, *case.theirs) if accepts(model, case.schema, text)] == []
+    for text in accepted:
+        jsonschema.validate(json.loads(text), case.schema)
+
+
+@pytest.mark.parametrize("schema", [schema for schema, _ in REFUSED], ids=json.dumps)
+def test_a_schema_that_is_not_followed_whole_is_refused(schema: Schema) -> None:
+    with pytest.raises(InputError, match="is not followed"):
+        require_schema(json.dumps(schema))
+
+
+def test_what_else_a_schema_allows_stays_allowed(model: Model) -> None:
+    """Where its parts belong together, an object is not closed: it would be none at all."""
+    base = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    more = {"properties": {"b": {"type": "integer"}}, "required": ["b"]}
+    for schema in ({"allOf": [base, more]}, base | {"anyOf": [more]}):
+        assert accepts(model, schema, '{"a": 1, "b": 2}')
+    named = {"type": "object", "properties": {"properties": base, "items": {"enum": [{"properties": {}}]}}}
+    assert accepts(model, named, '{"properties": {"a": 1}, "items": {"properties":{}}}')
 
 
 def test_a_schema_that_is_none() -> None:

@@ -144,6 +144,27 @@ def test_the_screen_shows_requests_queue_and_reuse(width: int, monkeypatch: pyte
     drive(app, scenario, (width, 24))
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_last_requests_and_what_became_of_their_prompts(width: int) -> None:
+    told = "1,024 linked (recognised), 31 computed (too_short)"
+    listed = [{"at": "10:00:01", "tenant": "alice\x1b[2J", "parts": told}, "what?", {"at": 5}]
+    app = app_of(reading(1.0, 40, 100, last_requests=listed))
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        screen = app.screen
+        assert isinstance(screen, ServerScreen)
+        while not screen.readings:
+            await pilot.pause(0.02)
+        assert told not in screen_text(app)
+        await press(pilot, "r")
+        shown = screen_text(app)
+        assert "10:00:01" in shown and "alice\\x1b[2J" in shown and told in shown and "TTFT" not in shown
+        await press(pilot, "r")
+        assert "TTFT" in screen_text(app)
+
+    drive(app, scenario, (width, 24))
+
+
 def test_what_was_said_last_stays_while_the_server_is_away() -> None:
     app = app_of(reading(1.0, 40, 100), InputError("http://here:8000: no server answers (Connection refused)"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from pictool.linker.policies.base import Policy
@@ -58,9 +59,8 @@ def _reason(num_tokens: int, linking: Linking, policy: Policy, least: int) -> st
 
 
 def summary(parts: Iterable[PromptPart]) -> str:
-    """A line for the log: tokens by what became of them."""
-    counts = dict[str, int]()
+    """A line for the log: tokens by what became of them, the most first."""
+    counts = Counter[str]()
     for part in parts:
-        name = f"{part.state} ({part.reason})"
-        counts[name] = counts.get(name, 0) + part.end - part.start
-    return ", ".join(f"{tokens} tokens {name}" for name, tokens in counts.items())
+        counts[f"{part.state} ({part.reason})"] += part.end - part.start
+    return ", ".join(f"{tokens:,d} {name}" for name, tokens in counts.most_common())
