@@ -30,10 +30,10 @@ def test_a_question_computes_what_is_new_of_the_head_and_answers_as_a_fresh_comp
         path.write_text(text)
     spec = Spec(policy=make_policy(algo), head="You are kind, and quiet in the harbour.", max_new_tokens=6)
     stores = [Store(tmp_path / name) for name in ("kept", "plain")]
-    with LibraryReader(model) as reader, TorchEngine(model, stores[0]) as kept, TorchEngine(model, stores[1]) as plain:
-        kept.keep_prefixes()
+    engines = [TorchEngine(model, store, pool) for store, pool in zip(stores, (None, 0), strict=True)]
+    with LibraryReader(model) as reader:
         library, earlier = reader.read(files), list[int]()
-        talks = [Conversation(engine, library, spec, 2) for engine in (kept, plain)]
+        talks = [Conversation(engine, library, spec, 2) for engine in engines]
         for question in QUESTIONS:
             own, fresh = (talk.ask(question).answer for talk in talks)
             tokens, head = own.link.layout.tokens.tolist(), own.link.layout.head[1]
@@ -50,8 +50,7 @@ def test_a_question_computes_what_is_new_of_the_head_and_answers_as_a_fresh_comp
 
 def test_a_comparison_is_of_fresh_computations(tmp_path: Path) -> None:
     model = tiny_model(TEMPLATE)
-    with TorchEngine(model, Store(tmp_path)) as engine:
-        engine.keep_prefixes()
+    with TorchEngine(model, Store(tmp_path), None) as engine:
         spec = Spec(policy=make_policy("full"), messages=(Message("user", DOCS[0]),), max_new_tokens=2)
         rows = [int(engine.answer(spec, compare=compare).linked.rows[0].sum()) for compare in (False, False, True)]
         assert rows[1] < BLOCK + 1 and rows[0] == rows[2]

@@ -74,11 +74,10 @@ def run_ask(
     model = open_model(settings)
     with folder.open_reader(model) as reader:
         library = read_library(reader, files)
-    with engine_type(model, store) as running, fetching_ends_with_an_error(store):
+    kept = None if is_conversation else 0
+    with engine_type(model, store, kept) as running, fetching_ends_with_an_error(store):
         if compile_all:
             compile_all_of(running, [passage.chunk(model) for passage in library.passages], spec.objects_for(model))
-        if is_conversation:
-            running.keep_prefixes()
         hold(Conversation(running, library, spec, num_passages), question, is_conversation, as_json)
     store.drain()
 

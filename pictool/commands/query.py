@@ -190,8 +190,8 @@ def run_query(
     from pictool.spans.bulk import read_bulk
 
     policy = choose_policy(options, settings)
-    pool: dict[str, int] = {"pool_bytes": options.pool_bytes} if options.pool_bytes else {}
-    engine_type = choose_engine(engine, options.outputs, output.trace, bool(pool), settings.model)
+    pool_bytes = options.pool_bytes or (0 if output.trace else None)  # a trace shows what the policy computes
+    engine_type = choose_engine(engine, options.outputs, output.trace, bool(pool_bytes), settings.model)
     require_name(settings.model)
     if output.bulk:
         run = partial(run_bulk, queries=read_bulk(text, name), name=name, memory=settings.memory)
@@ -203,10 +203,7 @@ def run_query(
     with ExitStack() as running:
 
         def start(of: Settings) -> Engine:
-            started = running.enter_context(engine_type(open_model(of), store, **pool))
-            if output.trace is None:  # a trace shows what the policy computes
-                started.keep_prefixes()
-            return started
+            return running.enter_context(engine_type(open_model(of), store, pool_bytes))
 
         engines = Engines(start, settings)
         run(engines, run_options, output=output)

@@ -209,8 +209,9 @@ class Engine(ABC):
     title: ClassVar[str]
     supports: ClassVar[frozenset[Feature]]
 
-    def __init__(self, model: Model, store: Store, pool_bytes: int = 0) -> None:
-        """`pool_bytes`: of KV of objects that stay on the device from link to link; 0: none do.
+    def __init__(self, model: Model, store: Store, pool_bytes: int | None = 0) -> None:
+        """`pool_bytes`: of KV of objects that stay on the device from link to link; 0: none do; None: what the engine
+        keeps for the next prompts by default.
 
         Raises:
             InputError: this engine has no pool, or these are too few bytes.
@@ -228,9 +229,6 @@ class Engine(ABC):
 
     def close(self) -> None:  # noqa: B027 (most engines hold nothing)
         """Give back what the engine holds."""
-
-    def keep_prefixes(self) -> None:  # noqa: B027 (others do it anyway, or cannot)
-        """Let what is computed stay, for the next prompts that begin in the same way, if it does not anyway."""
 
     @classmethod  # noqa: B027 (most engines need nothing)
     def require_installed(cls) -> None:

@@ -32,21 +32,17 @@ class TorchEngine(Engine):
     )
 
     def __init__(
-        self, model: Model, store: Store, pool_bytes: int = 0, residents: ResidentObjects | None = None
+        self, model: Model, store: Store, pool_bytes: int | None = 0, residents: ResidentObjects | None = None
     ) -> None:
-        """`residents`: those of a pool that engines of one model share; None: of one of its own, of `pool_bytes`."""
-        from pictool.linker.residency import ResidentObjects
-
-        super().__init__(model, store, pool_bytes)
-        self.residents = ResidentObjects(model, pool_bytes) if pool_bytes and residents is None else residents
-
-    def keep_prefixes(self) -> None:
+        """`pool_bytes` None: exact prefixes stay. `residents`: those of a pool that engines of one model share."""
         from pictool.linker.residency import ResidentObjects
         from pictool.runtime.memory.pool import default_pool_bytes
 
-        num_bytes = default_pool_bytes(self.model) if self.residents is None and "pool" in self.supports else 0
-        if num_bytes:
-            self.residents = ResidentObjects(self.model, num_bytes, keeps_prefixes=True)
+        super().__init__(model, store, pool_bytes)
+        keeps, self.residents = pool_bytes is None and "pool" in self.supports, residents
+        num_bytes = default_pool_bytes(model) if keeps else pool_bytes
+        if num_bytes and residents is None:
+            self.residents = ResidentObjects(model, num_bytes, keeps_prefixes=keeps)
 
     def compile(
         self,

@@ -58,8 +58,8 @@ class Linked:
     """A linked prompt. `rows` is bool [layers, n]: whose K and V were computed at each layer; `scores` float32 [n].
 
     `bytes_read` is KV that was read from objects; what host memory held is not among it. `texts` are those of head,
-    chunks and tail. `pool` is what was reused of KV on the device, of an engine that has a pool; chunks before token
-    `exact_end` were not linked, since an earlier prompt had computed them.
+    chunks and tail. `pool` is what was reused of KV on the device, of an engine that has a pool, and `prefix` what of
+    that an earlier prompt had computed.
     """
 
     image: Image
@@ -71,7 +71,12 @@ class Linked:
     timing: Timing
     bytes_read: int
     pool: PoolUse | None = None
-    exact_end: int = 0
+    prefix: FoundPrefix | None = None
+
+    @property
+    def computed(self) -> frozenset[int]:
+        """Where parts begin that were not linked, for an earlier prompt computed them."""
+        return frozenset() if self.prefix is None else self.prefix.computed
 
     @property
     def recomputed(self) -> float:
@@ -205,7 +210,7 @@ def _find_prefix(
         prefix = residents.find_prefix(model.salt, layout, spans, policy.needs.is_local, found[-1].end)
         start, end = prefix.restored
         restored = [part for part in found if start <= part.start < end]
-    computed = [index for index, start in enumerate(layout.starts[:-1]) if start < prefix.exact_end]
+    computed = [index for index, start in enumerate(layout.starts[:-1]) if start in prefix.computed]
     return prompt_parts.without_objects(computed), prefix, restored
 
 
@@ -256,8 +261,7 @@ def compute(prepared: PreparedLink, reservation: Reservation) -> Linked:
     parts = tuple(part.after(linked) for part in prompt_parts.parts[1:])
     return Linked(
         image, policy, parts, prompt.texts, fusor.rows, fusor.scores,
-        timing, loader.bytes_read, reservation.use if reservation.on_finish else None,
-        0 if prefix is None else prefix.exact_end,
+        timing, loader.bytes_read, reservation.use if reservation.on_finish else None, prefix,
     )  # fmt: skip
 
 

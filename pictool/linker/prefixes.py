@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,15 @@ class BlockChain:
         self.keys: list[Key] = []
         self._parent = hashlib.sha256(salt.encode(errors="surrogatepass")).digest()
         self._spans, self._limit, self._rest = list(spans), limit, np.zeros(0, dtype="<i4")
+
+    def copy(self) -> BlockChain:
+        other = copy(self)
+        other.keys, other._spans = [*self.keys], [*self._spans]
+        return other
+
+    def link(self, span: LinkedSpan) -> None:
+        """Link a part that begins where the tokens end."""
+        self._spans.append(span)
 
     def extend(self, tokens: Iterable[int]) -> BlockChain:
         """Add tokens at the end."""
@@ -141,13 +151,15 @@ class FoundPrefix:
     Fields:
         chain: of the prompt as it will be linked; it grows by the answer.
         keys: of the blocks that were found, and those of linked parts between them.
-        exact_end: parts before this token are not linked, for the exact prefix has them.
+        exact_end: where the exact prefix ends.
+        computed: where parts begin that are not linked, for an earlier prompt computed them.
         rows: bool [n], those that are reused. restored: tokens [start, end) of the exact ones that are read from disk.
     """
 
     chain: BlockChain
     keys: tuple[Key, ...]
     exact_end: int
+    computed: frozenset[int]
     rows: RowMask
     restored: tuple[int, int] = (0, 0)
 
@@ -162,6 +174,12 @@ class FoundPrefix:
         rows = self.rows.copy()
         rows[slice(*self.restored)] = True
         return rows
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """`exact_rows` as tokens [start, end)."""
+        borders = np.flatnonzero(np.diff(self.exact_rows, prepend=False, append=False))
+        return [(start, end) for start, end in borders.reshape(-1, 2).tolist()]
 
 
 @dataclass
@@ -227,7 +245,7 @@ class PrefixIndex:
     def find_prefix(
         self, salt: str, layout: Layout, spans: Sequence[LinkedSpan], is_local: bool, on_disk: int = 0
     ) -> FoundPrefix:  # fmt: skip
-        """The longest exact prefix of a prompt, and what else of earlier ones was linked in the same way.
+        """The longest exact prefix of a prompt, and what follows in an earlier one that linked no other parts.
 
         Args:
             spans: what is linked, in the order of the prompt.
@@ -242,12 +260,34 @@ class PrefixIndex:
         if cut is not None:  # it is linked as a whole; one before it that ends in the same block is not
             end = cut.start // BLOCK * BLOCK
         linked = [span for span in spans if span.start >= end]
-        chain = BlockChain(salt, linked, linked[0].start if linked and not is_local else None).extend(layout.tokens)
+        if linked and is_local:
+            chain, linked = self._chain(salt, layout, linked)
+        else:
+            chain = BlockChain(salt, linked, linked[0].start if linked else None).extend(layout.tokens)
         rows, last = np.zeros(layout.num_tokens, dtype=bool), 0
         for run in self.find(chain.keys[:most]):
             last = run.first + len(run.keys)
             rows[run.position : last * BLOCK] = True
-        return FoundPrefix(chain, tuple(chain.keys[:last]), end, rows, (min(in_pool, end), end))
+        computed = frozenset(span.start for span in spans) - {span.start for span in linked}
+        return FoundPrefix(chain, tuple(chain.keys[:last]), end, computed, rows, (min(in_pool, end), end))
+
+    def _chain(self, salt: str, layout: Layout, spans: Sequence[LinkedSpan]) -> tuple[BlockChain, list[LinkedSpan]]:
+        """The chain of a prompt that links the first of the spans, and of the others those that an earlier prompt with
+        the same chain up to there did not compute."""
+        chain, at, linked = BlockChain(salt), 0, list[LinkedSpan]()
+        for span in spans:
+            chain.extend(layout.tokens[at : span.start])
+            tokens, at = layout.tokens[span.start : span.end], span.end
+            other = chain.copy() if linked else None
+            if other is not None and self.has(filter(None, other.extend(tokens[:BLOCK]).keys[len(chain.keys) :])):
+                added = [key for key in other.extend(tokens[BLOCK:]).keys[len(chain.keys) :] if key]
+                if added and self.has(added):
+                    chain = other
+                    continue
+            chain.link(span)
+            chain.extend(tokens)
+            linked.append(span)
+        return chain.extend(layout.tokens[at:]), linked
 
     def _list(self, piece: PrefixPiece, keys: Sequence[Key]) -> None:
         for key in keys:

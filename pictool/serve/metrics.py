@@ -52,7 +52,7 @@ class Metrics:
             "pic_request_seconds", "Seconds of requests that were answered.", buckets=_SECONDS, **kept
         )
         self._tokens = Counter(
-            "pic_tokens", "Tokens, by `kind`: of prompts exact (of these prefix), linked or recomputed; and generated.",
+            "pic_tokens", "Tokens, by `kind`: exact (some prefix), linked (some moved), recomputed and generated.",
             ["kind"], **kept,
         )  # fmt: skip
         self._parts = Counter(
@@ -69,7 +69,7 @@ class Metrics:
 
     def count_prompt(self, reuse: Reuse) -> None:
         """Count what was done with a prompt."""
-        for kind in ("exact", "linked", "recomputed", "prefix"):
+        for kind in ("exact", "linked", "recomputed", "prefix", "moved"):
             self._tokens.labels(kind).inc(getattr(reuse, kind))
         for part in reuse.parts:
             self._parts.labels(part.state, part.reason).inc(part.end - part.start)

@@ -169,8 +169,8 @@ class PromptPart:
     """What became of the tokens [start, end) of a prompt.
 
     Fields:
-        reason: how their object was found (cache, marker, recognised); "prefix": an earlier request computed them; else
-            why they were computed (`explained.REASONS`).
+        reason: how their object was found (cache, marker, recognised, moved); "prefix": an earlier request computed
+            them; else why they were computed (`explained.REASONS`).
         key: of their object; empty: they were computed.
         recomputed: of an object's tokens, computed again: the mean over layers, rounded up; None: not known.
         is_new: their object was compiled for this request.
@@ -204,7 +204,7 @@ class Reuse:
         exact: tokens whose KV is that of full recompute as far as their own rows go: computed, or reused in place.
         linked: tokens whose KV came from documents. recomputed: of documents, computed again.
         cached: tokens that were not computed.
-        source: how the documents were found: "cache", "marker", "recognised", joined by "+"; "none".
+        source: how the documents were found: "cache", "marker", "recognised", "moved", joined by "+"; "none".
         problem: why a prompt was computed that should have been linked.
         hint: why documents in its texts were not recognised, as far as their form tells.
         marked: the objects of its marked texts.
@@ -234,6 +234,11 @@ class Reuse:
         return sum(part.num_tokens for part in self.marked if part.is_new)
 
     @property
+    def moved(self) -> int:
+        """Of the linked tokens, those of texts that earlier requests had (`--learn`)."""
+        return sum(part.end - part.start - (part.recomputed or 0) for part in self.parts if part.reason == "moved")
+
+    @property
     def num_tokens(self) -> int:
         return self.exact + self.linked + self.recomputed
 
@@ -246,7 +251,8 @@ class Reuse:
             more["parts"] = [part.report() for part in self.parts]
         return {
             "policy": self.policy, "chunks": self.chunks, "exact_tokens": self.exact, "linked_tokens": self.linked,
-            "recomputed_tokens": self.recomputed, "prefix_tokens": self.prefix, "source": self.source,
+            "recomputed_tokens": self.recomputed, "prefix_tokens": self.prefix, "moved_tokens": self.moved,
+            "source": self.source,
         } | more  # fmt: skip
 
 

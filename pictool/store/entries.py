@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import stat
@@ -104,9 +105,10 @@ def temp_candidates(root: Path) -> list[Path]:
 
 
 def inner_stores(root: Path) -> list[Path]:
-    """The stores in directories of this one (`Store.within`), as evaluations make them; through no link.
+    """The stores in directories of this one (`Store.within`), as evaluations and servers make them; through no link.
 
     Those in scratch directories are their processes' own.
     """
-    found = (path.parent for path in root.glob("[!.]*/*/objects") if path.is_dir())
+    paths = itertools.chain(root.glob("[!.]*/objects"), root.glob("[!.]*/*/objects"))
+    found = (path.parent for path in paths if path.is_dir())
     return sorted(path for path in found if not (path.is_symlink() or path.parent.is_symlink()))

@@ -5,11 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
+import re
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
-from serve.live import NAME, serving, tiny_model
+import tiny
+from serve.live import NAME, TEMPLATE, serving, text_of, tiny_model, until
+from transformers import LlamaConfig
 
 from pictool.errors import InputError
 from pictool.estimate.forms import FormError, Forms
@@ -17,7 +22,9 @@ from pictool.estimate.measure import Measure
 from pictool.estimate.readers import LogReader
 from pictool.estimate.request_log import Named, Request, RequestLog
 from pictool.estimate.segments import Segment
-from pictool.runtime.model import Model
+from pictool.linker.grid import parse_policy
+from pictool.runtime.model import Model, wrap_model
+from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.store import Store
 
@@ -65,6 +72,50 @@ def test_a_server_s_log_tells_what_its_requests_repeat(model: Model, tmp_path: P
     per_byte = second["tokens"] / sum(length for _, _, blocks in second["segments"] for _, length in blocks)
     assert abs(totals.tokens.linked + totals.tokens.prefix - again * per_byte) <= 16  # in the server's own tokens
     assert totals.tenants["b"].linked == 0 and not measure.most_is_known and measure.linked_is_known
+
+
+def test_the_estimate_of_its_log_is_what_the_server_counts(tmp_path: Path) -> None:
+    """A history that grows, is edited and grows on. The log has no answers, and cuts where content does; the server
+    keeps whole blocks, and has a text as an object once two requests had it."""
+    rng, path, words = random.Random(0), tmp_path / "requests.jsonl", tiny.TEXT.split()
+    model = tiny_model(TEMPLATE)
+    model = wrap_model(
+        tiny.random_module(LlamaConfig(**tiny.SIZE | {"max_position_embeddings": 4096})), model.tokenizer, NAME
+    )  # fmt: skip
+    log = RequestLog(path, 1 << 20, print)
+    settings = BackendSettings(parse_policy("legolink-4"), refresh_s=3600, pool_bytes=None, learned_bytes=1 << 30)
+    messages: list[dict[str, str]] = [{"role": "system", "content": " ".join(rng.choices(words, k=60))}]
+    reports = list[dict[str, Any]]()
+    with serving(model, Store(tmp_path / "store"), settings=settings, request_log=log) as live:
+        for turn in range(8):
+            messages.append({"role": "user", "content": " ".join(rng.choices(words, k=30))})
+            if turn == 5:
+                messages[0] = {"role": "system", "content": " ".join(rng.choices(words, k=20))}
+            answer = live.chat("", messages=messages, pic={"explain": True})
+            reports.append(answer["pic"] | {"prompt": answer["usage"]["prompt_tokens"]})
+            until(lambda: live.backend.status().active == live.backend.status().waiting == 0)
+            live.backend.index.refresh()
+            messages.append({"role": "assistant", "content": text_of(answer)})
+        text = live.service.metrics.text().decode()
+        counted = dict(re.findall(r'^pic_tokens_total{kind="(\w+)"} (\S+)$', text, re.MULTILINE))
+    log.close()
+    measure = measured(path)
+    rows = [[*measure.series[at + 1 : at + 4]] for at in range(0, len(measure.series), 5)]  # tokens, prefix, linked
+    edge = 16 + 8 + 8  # a block, an answer, what templates write around it
+    for turn, (own, (total, prefix, linked)) in enumerate(zip(reports, rows, strict=True)):
+        assert abs(own["prompt"] - total) <= 3
+        served, moved = own["prefix_tokens"], own["linked_tokens"] + own["recomputed_tokens"]
+        ends = 16 * own["chunks"]  # of blocks in which a linked text begins or ends
+        if turn < 5:
+            assert abs(served - prefix) <= edge and moved == own["moved_tokens"] == linked == 0
+        elif turn == 5:  # the last message that was repeated is not an object yet
+            assert served <= prefix + edge and 100 < moved <= linked + edge and linked - moved < 160
+        else:
+            assert abs(served + moved - prefix - linked) <= edge + ends
+        found = [part["end"] - part["start"] for part in own["parts"] if part["state"] == "prefix"]
+        assert sum(found) == served and own["moved_tokens"] == own["linked_tokens"]
+    for kind in ("prefix", "moved", "linked"):
+        assert float(counted[kind]) == sum(own[f"{kind}_tokens"] for own in reports)
 
 
 def test_hashes_differ_by_tenant_and_by_log(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ PAIRS = (
     ("compile", "compile"), ("compile-first", "compile-first"), ("compile", "gc"), ("link-missing", "compile"),
     ("prefix-longer", "prefix-longer"), ("link-remote", "link-remote"), ("push", "push"), ("pull", "pull"),
     ("import", "import"), ("compile-output", "compile-output"), ("export", "export"), ("gc", "ls"),
-    ("repair", "repair"), ("link-outputs", "link-outputs"),
+    ("repair", "repair"), ("link-outputs", "link-outputs"), ("converse", "converse"), ("converse", "gc"),
+    ("converse-kept", "converse-kept"),
 )  # fmt: skip
 
 

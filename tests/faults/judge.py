@@ -23,7 +23,7 @@ STORES = ("st", "new", "far", "chained", "damaged")
 _CACHES = re.compile(
     r"(^|/)(stats/\d\d|(hits|index|sources)\.sqlite3|lock)$|^cache(/[a-z]+)*(/([0-9a-z-]+\.json|compiled\.sqlite3))?$"
 )
-_OBJECT = re.compile(r"[a-z]+(/eval/[^/]+)?/objects/[0-9a-f]{2}/[0-9a-f]{64}\.kvo")
+_OBJECT = re.compile(r"[a-z]+(/eval/[^/]+|/prefixes)?/objects/[0-9a-f]{2}/[0-9a-f]{64}\.kvo")
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def collect(root: Path) -> list[str]:
 def damage(root: Path, excused: Iterable[str] = ()) -> list[str]:
     """What `verify` finds in the stores."""
     found = []
-    for name in STORES:
+    for name in (*STORES, *(f"{name}/prefixes" for name in STORES)):
         if name not in excused and (root / name).is_dir():
             found += [f"verify: {problem}" for problem in verify(Store(root / name)).problems.values()]
     return found

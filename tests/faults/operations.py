@@ -88,6 +88,9 @@ OPERATIONS = [
     Operation("prefix-first", "link a.txt b.txt --algo prefix --store new"),
     Operation("prefix-longer", "link a.txt b.txt c.txt --algo prefix --store chained"),
     Operation("prefix-stored", "link a.txt b.txt --algo prefix --store chained"),
+    Operation("converse", "converse st model --turns 3"),
+    Operation("converse-kept", "converse chained model --turns 3"),
+    Operation("converse-small", "converse st model --turns 4 --size 60K", removes=True),
     Operation("inspect-object", "inspect {a} a.kvo --layers"),
     Operation("inspect-trace", "inspect naive.trace"),
     Operation("inspect-against", "inspect naive.trace --against full"),
@@ -141,6 +144,7 @@ def make_world(directory: Path, model: Path, output: Path) -> dict[str, str]:
     for store in ("far", "chained"):
         pic(f"link a.txt b.txt --algo naive --store {store}")
     pic("link a.txt b.txt --algo prefix --store chained")
+    pic("converse chained model")
     pic("compile a.txt -o a.kvo")
     for name in ("naive", "lego"):
         pic(f"link a.txt b.txt --trace {name}.trace --algo " + {"naive": "naive", "lego": "legolink -k 2"}[name])

@@ -153,11 +153,13 @@ def _redirect(directory: Path, output: Path) -> None:
 def _run(command: Command, shim: Shim | None) -> None:
     os.environ.update(command.environment)
     sys.argv = ["pic", *command.arguments]
+    from conversing import converse
+
     from pictool.commands import main
 
     if shim is not None:
         shim.arm()
-    main()
+    (converse if command.arguments[0] == "converse" else main)()
 
 
 def _end_as_program(main: Callable[[], None]) -> NoReturn:

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import IO, Any
 from unittest import mock
 
+from conversing import converse
+
 from pictool.commands import main
 
 MAX_SECONDS, KILL_SECONDS = 5.0, 90.0
@@ -109,7 +111,7 @@ class Judge:
         codes, problems = list[int](), list[Problem]()
         around = self._listing()
         for step in case.steps:
-            outcome, found = self._run_step(step)
+            outcome, found = self.run_step(step)
             problems += found
             codes.append(outcome.code)
             if found:
@@ -117,7 +119,8 @@ class Judge:
         problems += self._find_harm(case, around)
         return codes, problems
 
-    def _run_step(self, step: Step) -> tuple[Outcome, list[Problem]]:
+    def run_step(self, step: Step) -> tuple[Outcome, list[Problem]]:
+        """Run a command; how it ended, and what was wrong."""
         command = " ".join(str(argument)[:90] for argument in step.arguments)
         self._escapes, self._is_too_large = [], False
         self._limit_s = step.limit_s or MAX_SECONDS
@@ -146,7 +149,7 @@ class Judge:
         try:
             with mock.patch.object(sys, "argv", ["pic", *arguments]), _streams(out, err):
                 signal.setitimer(signal.ITIMER_REAL, self._limit_s)
-                main()
+                (converse if arguments[0] == "converse" else main)()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         except Hang as error:

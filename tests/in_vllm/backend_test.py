@@ -412,7 +412,7 @@ def test_what_is_repeated_becomes_the_object_that_pic_compile_makes(served: Serv
         while (learned := ask(alice, "Who?", stream=False)["pic"])["chunks"] == 0:
             assert time.monotonic() < until
             time.sleep(0.2)
-        assert learned["source"] == "recognised"
+        assert learned["source"] == "moved"
         exact = ask(alice, "Who?", pic={"policy": "full"}, logprobs=True)
         assert logprobs_of(ask(alice, "Who?", pic={"policy": "legolink-999"}, logprobs=True)) == pytest.approx(
             logprobs_of(exact), abs=rig.TOLERANCE

@@ -210,7 +210,7 @@ def test_what_a_linked_part_touched_serves_its_own_kind_alone(architecture: str,
     torch.testing.assert_close(exact.image.logits, ask(model, store, turns[1], None).image.logits, atol=1e-4, rtol=0)
     del exact
     other = ask(model, store, turns[2], pool, make_policy("legolink", {"k": 7}), (at(match, 40),))
-    assert prefix_of(other) == len(turns[1]) // BLOCK * BLOCK and other.exact_end >= 69  # it was computed exactly
+    assert prefix_of(other) == len(turns[1]) // BLOCK * BLOCK and other.computed == {40}  # it was computed exactly
     del other
     assert slots_used(pool) <= pool.num_slots
 
@@ -237,10 +237,33 @@ def test_tokens_between_a_prefix_and_a_document_are_computed(name: str, store: S
     tokens = [*drawn(rng, 40), *documents[0].tokens, *documents[1].tokens, *drawn(rng, 9)]
     ask(model, store, tokens[:97], pool)
     linked = ask(model, store, tokens, pool, policy, (at(one, 40), at(two, 69)))
-    assert prefix_of(linked) == 64 and linked.exact_end == 64
+    assert prefix_of(linked) == 64 and linked.prefix is not None and linked.prefix.exact_end == 64
     exact = ask(model, store, tokens, None)
     for layer in range(3):
         torch.testing.assert_close(linked.image.key(layer)[:, :, :69], exact.image.key(layer)[:, :, :69])
+
+
+@pytest.mark.parametrize("name", ["naive", "legolink", "cacheblend"])
+def test_what_was_computed_after_a_linked_document_is_not_linked_later(name: str, store: Store) -> None:
+    """A part that became an object since: the next turn takes it as it was computed, if the rows are the same."""
+    model, rng, policy = subject("llama").model, random.Random(9), default_policy(name)
+    documents = make_chunks((29, 40))
+    one, two = (compiled(model, store, len(document)) for document in documents)
+    pool = pool_of(model, 3 * (300 + GROWTH))
+    first = [*drawn(rng, 40), *documents[0].tokens, *drawn(rng, 30), *documents[1].tokens, *drawn(rng, 30)]
+    ask(model, store, first, pool, policy, (at(one, 40),))
+    tokens = [*first, *drawn(rng, 20)]
+    linked = ask(model, store, tokens, pool, policy, (at(one, 40), at(two, 99)))
+    both, alone = (at(one, 40), at(two, 99)), (at(one, 40),)
+    plain = ask(model, store, tokens, None, policy, alone if policy.needs.is_local else both)
+    torch.testing.assert_close(linked.image.logits, plain.image.logits, atol=1e-4, rtol=0)
+    assert linked.computed == ({99} if policy.needs.is_local else set())
+    assert prefix_of(linked) == (len(first) // BLOCK * BLOCK - 48 if policy.needs.is_local else 32)
+    del linked
+    other = [*tokens[:99], *documents[1].tokens, *drawn(rng, 60)]  # it goes on in another way
+    assert ask(model, store, other, pool, policy, both).computed == ({99} if policy.needs.is_local else set())
+    other = [*tokens[:80], *drawn(rng, 19), *documents[1].tokens, *drawn(rng, 60)]  # it differs before the document
+    assert ask(model, store, other, pool, policy, both).computed == set()
 
 
 def test_documents_and_prefixes_are_evicted_in_one_order(store: Store) -> None:

@@ -110,7 +110,8 @@ def test_a_repeated_text_is_compiled_after_the_answer_and_then_linked(model: Mod
         settled(live)
         assert (learned := live.backend.status().learned_bytes) > 0
         linked = ask(live, A, "Where?")
-        assert linked["pic"]["source"] == "recognised" and linked["pic"]["linked_tokens"] > 100
+        assert linked["pic"]["source"] == "moved"
+        assert linked["pic"]["moved_tokens"] == linked["pic"]["linked_tokens"] > 100
         settled(live)
         assert live.backend.status().learned_bytes == learned  # what the store has is not compiled again
         exact = ask(live, A, "Where?", pic={"policy": "full"})
@@ -150,7 +151,8 @@ def test_messages_of_an_edited_history_are_linked_and_nothing_of_their_old_conte
         moved = live.chat("", messages=edited, pic={"policy": "legolink-4096"}, **more)
     with serving(templated, Store(tmp_path / "other"), settings=settings(0)) as live:
         other = live.chat("", messages=edited, **more)
-    assert first["pic"]["linked_tokens"] > 60 and first["pic"]["source"] == "recognised"
+    assert first["pic"]["linked_tokens"] == first["pic"]["moved_tokens"] > 60 and first["pic"]["source"] == "moved"
+    assert (other["pic"]["source"], other["pic"]["moved_tokens"]) == ("recognised", 0)  # no request of its own had them
     for a, b in ((first, other), (moved, exact)):
         assert text_of(a) == text_of(b) and logprobs(a) == pytest.approx(logprobs(b), abs=1e-3)
 

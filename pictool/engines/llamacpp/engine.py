@@ -28,7 +28,7 @@ class LlamaCppEngine(TorchEngine):
     supports: ClassVar[frozenset[Feature]] = frozenset({"trace", "codecs", "chains", "plans", "whole_kl"})
 
     def __init__(
-        self, model: Model, store: Store, pool_bytes: int = 0, residents: ResidentObjects | None = None
+        self, model: Model, store: Store, pool_bytes: int | None = 0, residents: ResidentObjects | None = None
     ) -> None:
         if not isinstance(model, GgufModel):
             raise InputError(f"--engine llamacpp: runs GGUF files, but {model.name} is not one; name one with -m")

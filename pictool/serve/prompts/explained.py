@@ -24,24 +24,19 @@ def explain(
     linking: Linking,
     policy: Policy,
     least: int,
-    prefix: int = 0,
     problem: bool = False,
 ) -> tuple[PromptPart, ...]:
     """All parts of a prompt: those that are given, and what is computed between them.
 
     Args:
-        reused: parts with an object, and marked texts that could not be stored.
+        reused: parts with an object, those that an earlier request computed, and marked texts that could not be stored.
         least: tokens of a document that is recognised.
-        prefix: tokens at the beginning whose KV is that of an earlier request.
         problem: whether all of the prompt is computed because an object cannot be used.
     """
     if problem:
         return (PromptPart(0, num_tokens, "problem"),)
     parts, at = list[PromptPart](), 0
     for part in (*sorted(reused, key=lambda part: part.start), PromptPart(num_tokens, num_tokens, "")):
-        if at < (end := min(part.start, prefix)):
-            parts.append(PromptPart(at, end, "prefix"))
-            at = end
         if at < part.start:
             parts.append(PromptPart(at, part.start, _reason(part.start - at, linking, policy, least)))
         if part.start < part.end:

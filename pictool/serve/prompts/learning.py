@@ -105,7 +105,7 @@ class Learner:
         self._budget, self._index, self._clock = budget, index, clock
         self._min_tokens, self._max_tokens = max(MIN_LEARNED, min_tokens), min(MAX_LEARNED, max_tokens)
         self._repeats, self._finding, self._resumes = Repeats(), threading.Lock(), 0.0
-        self.num_bytes = self.num_failed = 0
+        self.num_bytes, self.num_failed, self._keys = 0, 0, set[str]()
 
     @property
     def is_over(self) -> bool:
@@ -137,6 +137,11 @@ class Learner:
     def count(self, compiled: Compiled) -> None:
         """An object was compiled."""
         self.num_bytes += compiled.path.stat().st_size if compiled.is_new else 0
+        self._keys.add(compiled.key)
+
+    def source_of(self, key: str, source: str = "recognised") -> str:
+        """How an object was found: "moved" if it was compiled here, and recognised."""
+        return "moved" if source == "recognised" and key in self._keys else source
 
     def fail(self, error: BaseException) -> None:
         """A part was not compiled: warn, and learn nothing for a while. Requests do not notice."""

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from hostile.surfaces.archives import Archives
 from hostile.surfaces.base import Surface
+from hostile.surfaces.conversations import Conversations
 from hostile.surfaces.databases import Databases
 from hostile.surfaces.files import Files
 from hostile.surfaces.gguf import Gguf
@@ -21,7 +22,21 @@ from hostile.surfaces.traces import Traces
 
 SURFACES: dict[str, type[Surface]] = {
     kind.name: kind
-    for kind in (Objects, Archives, Traces, Models, Remotes, Databases, Scripts, Runs, Replies, Files, Logs, Signed)
+    for kind in (
+        Objects,
+        Archives,
+        Traces,
+        Models,
+        Remotes,
+        Databases,
+        Scripts,
+        Runs,
+        Replies,
+        Files,
+        Logs,
+        Signed,
+        Conversations,
+    )
 }
 if find_spec("llama_cpp") and find_spec("gguf"):  # make test-llamacpp's environment
     SURFACES[Gguf.name] = Gguf

@@ -59,9 +59,10 @@ class VllmEngine(Engine):
     supports: ClassVar[frozenset[Feature]] = frozenset()
 
     def __init__(
-        self, model: Model, store: Store, *, max_model_len: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(model, store)
+        self, model: Model, store: Store, pool_bytes: int | None = 0, *, max_model_len: int | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(model, store, pool_bytes)
         if model.directory is None:
             raise ModelError(f"{model.name}: vLLM loads models from directories; save it first")
         self._is_length_fixed, self._length = max_model_len is not None, max_model_len or 0

@@ -372,12 +372,15 @@ class TorchBackend(Backend):
     ) -> Reuse:
         """With what became of each part of the prompt."""
         new, last = {part.key for part in reuse.marked if part.is_new}, len(prompt_layout.tokens) - 1
-        reused = list(prompt_layout.unstored)
+        computed = [] if linked.prefix is None else linked.prefix.spans
+        reused = [*prompt_layout.unstored, *(PromptPart(start, end, "prefix") for start, end in computed)]
         for match, source in zip(prompt_layout.matches, prompt_layout.sources, strict=True):
             end = min(match.end, last)
+            if match.start in linked.computed:
+                continue
             rows = math.ceil(linked.rows[:, match.start : end].sum(1).mean())
             reused.append(PromptPart(match.start, end, source, match.key, rows, match.key in new))
-        parts = explain(last + 1, reused, linking, policy, self._settings.min_tokens, reuse.prefix, fails)
+        parts = explain(last + 1, reused, linking, policy, self._settings.min_tokens, fails)
         if linking.explains:
             parts = tuple(replace(part, text=self._beginning(prompt_layout.tokens, part)) for part in parts)
         return replace(reuse, parts=parts, explains=linking.explains)
@@ -471,7 +474,7 @@ class TorchBackend(Backend):
         last = len(prompt_layout.tokens) - 1
         kept = [i for i, match in enumerate(prompt_layout.matches) if match.start < last]
         matches = tuple(prompt_layout.matches[i] for i in kept)
-        sources = tuple(prompt_layout.sources[i] for i in kept)
+        sources = tuple(self._learner.source_of(matches[i].key, prompt_layout.sources[i]) for i in kept)
         prompt_layout = replace(prompt_layout, matches=matches, sources=sources)
         if not matches or not policy.needs.objects:
             return plan_without_objects(policy, prompt_layout.tokens, model.salt), replace(
@@ -550,14 +553,14 @@ def _reuse_of(linked: Linked, prompt_layout: PromptLayout, plan: LinkPlan, probl
     """What was done with a prompt, in whole tokens."""
     layout = linked.image.layout
     cached = math.floor(layout.num_context - linked.recomputed)
-    prefix, end = 0 if linked.pool is None else linked.pool.prefix, linked.exact_end
-    documents = [span for span in plan.spans[1:] if span.key is not None and span.start >= end]
+    prefix = 0 if linked.pool is None else linked.pool.prefix
+    documents = [span for span in plan.spans[1:] if span.key is not None and span.start not in linked.computed]
     if problem is not None or not documents:
         return Reuse(label_of(linked.policy), exact=layout.num_tokens, cached=cached, prefix=prefix, problem=problem)
     rows = [linked.rows[:, span.start : span.end].sum(1).mean() for span in documents]
     total, recomputed = sum(span.end - span.start for span in documents), math.ceil(sum(rows))
     found = zip(prompt_layout.matches, prompt_layout.sources, strict=True)
-    sources = "+".join(sorted({source for match, source in found if match.start >= end}))
+    sources = "+".join(sorted({source for match, source in found if match.start not in linked.computed}))
     return Reuse(
         label_of(linked.policy), len(documents), layout.num_tokens - total, total - recomputed, recomputed, cached,
         sources, prefix=prefix,

@@ -372,14 +372,13 @@ class VllmBackend(Backend):
                 label, exact=num_prompt, cached=record.num_cached, problem=problem, parts=parts,
                 explains=linking.explains,
             )  # fmt: skip
-        named = list(prompt_layout.sources) if prompt_layout is not None else []
-        num_named = min(len(named), report["chunks"])
-        sources = {*named, *(["recognised"] if report["chunks"] > num_named else [])}
+        parts = self._parts(report, prompt_layout, num_prompt, linking, policy)
+        sources = {part.reason for part in parts if part.key}
         total, recomputed = report["document_tokens"], math.ceil(report["document_rows"])
         return Reuse(
             label, report["chunks"], num_prompt - total, total - recomputed, recomputed, record.num_cached,
             "+".join(sorted(sources)), marked=() if prompt_layout is None else prompt_layout.marked,
-            parts=self._parts(report, prompt_layout, num_prompt, linking, policy), explains=linking.explains,
+            parts=parts, explains=linking.explains,
         )  # fmt: skip
 
     def _parts(
@@ -390,10 +389,13 @@ class VllmBackend(Backend):
         found = [] if prompt_layout is None else zip(prompt_layout.matches, prompt_layout.sources, strict=True)
         sources = {match.start: source for match, source in found}
         linked = [
-            PromptPart(start, end, sources.get(start, "recognised"), key, rows)
+            PromptPart(start, end, sources.get(start) or self._source_of(key), key, rows)
             for start, end, key, rows in report["documents"]
         ]
         return explain(num_prompt, linked, linking, policy, self.serving.settings.min_tokens)
+
+    def _source_of(self, key: str) -> str:
+        return "recognised" if self._learner is None else self._learner.source_of(key)
 
     async def _pieces(self, model: Model, prompt: ChatPrompt | RawPrompt, body: Mapping[str, Any]) -> list[Piece]:
         """The pieces of a prompt. Chats are laid out by vLLM's template, or plainly if it has none."""
