@@ -169,12 +169,13 @@ class PromptPart:
     """What became of the tokens [start, end) of a prompt.
 
     Fields:
-        reason: how their object was found (cache, marker, recognised); "prefix": an earlier request computed them; else
-            why they were computed (`explained.REASONS`).
+        reason: how their object was found (cache, marker, recognised, part); "prefix": an earlier request computed
+            them; else why they were computed (`explained.REASONS`).
         key: of their object; empty: they were computed.
         recomputed: of an object's tokens, computed again: the mean over layers, rounded up; None: not known.
         is_new: their object was compiled for this request.
         text: how they begin.
+        part: of a part of an object, which [start, end) of how many tokens it is.
     """
 
     start: int
@@ -184,6 +185,7 @@ class PromptPart:
     recomputed: int | None = 0
     is_new: bool = field(default=False, compare=False, repr=False)
     text: str = ""
+    part: tuple[int, int, int] | None = None
 
     @property
     def state(self) -> str:
@@ -191,7 +193,9 @@ class PromptPart:
 
     def report(self) -> dict[str, Any]:
         found = {"start": self.start, "end": self.end, "state": self.state, "reason": self.reason, "text": self.text}
-        linked = {"key": self.key[:12], "recomputed_tokens": self.recomputed, "compiled": self.is_new}
+        linked: dict[str, Any] = {"key": self.key[:12], "recomputed_tokens": self.recomputed, "compiled": self.is_new}
+        if self.part is not None:
+            linked |= dict(zip(("part_start", "part_end", "part_of"), self.part, strict=True))
         return found | (linked if self.key else {})
 
 
@@ -204,9 +208,10 @@ class Reuse:
         exact: tokens whose KV is that of full recompute as far as their own rows go: computed, or reused in place.
         linked: tokens whose KV came from documents. recomputed: of documents, computed again.
         cached: tokens that were not computed.
-        source: how the documents were found: "cache", "marker", "recognised", joined by "+"; "none".
+        source: how the documents were found: "cache", "marker", "recognised", "part", joined by "+"; "none".
         problem: why a prompt was computed that should have been linked.
         hint: why documents in its texts were not recognised, as far as their form tells.
+        nearest: the stored document that comes nearest to a text in which none was recognised, and what is wrong.
         marked: the objects of its marked texts.
         prefix: of the exact tokens, those that an earlier request computed after the same tokens.
         parts: what became of which tokens, without gaps; empty if that is not known. `explains`: the client asked.
@@ -222,6 +227,7 @@ class Reuse:
     source: str = "none"
     problem: str | None = None
     hint: str | None = None
+    nearest: str | None = None
     marked: tuple[CompiledText, ...] = field(default=(), compare=False)
     prefix: int = 0
     parts: tuple[PromptPart, ...] = field(default=(), compare=False)
@@ -239,9 +245,8 @@ class Reuse:
 
     def report(self) -> dict[str, Any]:
         """The field `pic` of a response."""
-        more: dict[str, Any] = {
-            name: text for name in ("problem", "hint", "guarantee") if (text := getattr(self, name)) is not None
-        }
+        names = ("problem", "hint", "nearest", "guarantee")
+        more: dict[str, Any] = {name: text for name in names if (text := getattr(self, name)) is not None}
         if self.explains:
             more["parts"] = [part.report() for part in self.parts]
         return {

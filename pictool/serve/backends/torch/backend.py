@@ -93,6 +93,7 @@ class BackendSettings:
         pool_bytes: of KV that stays on the device from request to request; 0: none; None: see `default_pool_bytes`.
         kept_bytes: of exact prefixes that are kept on disk, in a directory of the store; 0: none.
         guarantee: what holds for linked answers, or they are exact; None: nothing is guaranteed.
+        reuses_parts: whether parts of stored documents are recognised, too.
     """
 
     policy: Policy
@@ -109,6 +110,7 @@ class BackendSettings:
     kept_bytes: int = 0
     num_tenants: int = 1
     guarantee: Guarantee | None = None
+    reuses_parts: bool = False
 
 
 class TorchBackend(Backend):
@@ -142,7 +144,11 @@ class TorchBackend(Backend):
         self._cutting = copy(model)  # for texts that are cut in other threads: a tokenizer is used by one at a time
         self._cutting.tokenizer, self._cutting.name = deepcopy(model.tokenizer), self.model
         cut = model.cut_of(settings.policy.needs.cut)
-        self.index = ContentIndex(store, model.target, settings.min_tokens, self._decode, model.bos_id, cut)
+        if settings.reuses_parts and model.geometry.states is not None:
+            raise InputError(f"--reuse-parts: {model.name} is a hybrid, whose objects have states of whole texts only")
+        self.index = ContentIndex(
+            store, model.target, settings.min_tokens, self._decode, model.bos_id, cut, settings.reuses_parts
+        )
         self._indexing = IndexThread(self.index, settings.refresh_s, lambda problem: _log.warning("pic: %s", problem))
         self._indexing.start()
         self._indexing.wait()
@@ -339,7 +345,8 @@ class TorchBackend(Backend):
         (lacks, marked), model, policy = more, self.engine_of(work.tenant).model, plan.policy
         linked, problem = self._link(model, plan, prompt_layout, task, prefixes=not work.linking.verifies)
         reuse = _reuse_of(linked, prompt_layout, plan, problem)
-        reuse = replace(reuse, problem=reuse.problem or lacks, marked=marked)
+        nearest = None if prompt_layout.nearest is None else str(prompt_layout.nearest)
+        reuse = replace(reuse, problem=reuse.problem or lacks, marked=marked, nearest=nearest)
         reuse = replace(reuse, guarantee=None if ticket is None else ticket.report())
         send(StartEvent(self._explained(reuse, work.linking, policy, linked, prompt_layout, problem is not None)))
         task.checkpoint()
@@ -376,7 +383,8 @@ class TorchBackend(Backend):
         for match, source in zip(prompt_layout.matches, prompt_layout.sources, strict=True):
             end = min(match.end, last)
             rows = math.ceil(linked.rows[:, match.start : end].sum(1).mean())
-            reused.append(PromptPart(match.start, end, source, match.key, rows, match.key in new))
+            part = (match.offset, match.offset + end - match.start, match.part_of) if match.part_of else None
+            reused.append(PromptPart(match.start, end, source, match.key, rows, match.key in new, part=part))
         parts = explain(last + 1, reused, linking, policy, self._settings.min_tokens, reuse.prefix, fails)
         if linking.explains:
             parts = tuple(replace(part, text=self._beginning(prompt_layout.tokens, part)) for part in parts)
@@ -473,6 +481,9 @@ class TorchBackend(Backend):
         matches = tuple(prompt_layout.matches[i] for i in kept)
         sources = tuple(prompt_layout.sources[i] for i in kept)
         prompt_layout = replace(prompt_layout, matches=matches, sources=sources)
+        if recognises and not matches and not policy.needs.all_tables:
+            nearest = self.index.nearest(prompt_layout.tokens, policy.needs.sinks, model.salt)
+            prompt_layout = replace(prompt_layout, nearest=nearest)
         if not matches or not policy.needs.objects:
             return plan_without_objects(policy, prompt_layout.tokens, model.salt), replace(
                 prompt_layout, matches=(), sources=()
