@@ -22,6 +22,7 @@ from pictool.store.side.search import MAX_EDGE, HashedTokens, SearchTable, Token
 
 Decode = Callable[[Sequence[int]], str]
 _MAX_TRIES = 64  # places of a named object that turn out to be none
+_CLEAR = 32  # tokens of a document's beginning that are no chance
 _SHARED = 8  # tokens of a match that are decoded with what is dropped beside them, so that no character is cut
 _PER_DROPPED = 16  # tokens of a prompt that may have the text of one dropped token (a word in bytes)
 
@@ -104,9 +105,15 @@ class NearMiss:
     @classmethod
     def of(cls, key: str, prompt: TokenIds, tokens: TokenIds, shared: Shared, decode: Decode) -> NearMiss | None:
         """The miss of an object that shares samples with a prompt; None: all of it is there."""
-        at, position, length = int(shared.at[0]), int(shared.position[0]), len(tokens)
-        run = run_around(prompt, tokens, position - at, position, 0, len(prompt))
-        start, end, edge = run.offset, run.offset + run.end - run.start, edge_of(length)
+        length, edge = len(tokens), edge_of(len(tokens))
+        shifts, first, count = np.unique(shared.position - shared.at, return_index=True, return_counts=True)
+        runs = [
+            run_around(prompt, tokens, int(shifts[i]), int(shared.position[first[i]]), 0, len(prompt))
+            for i in np.argsort(-count, kind="stable")[:_MAX_TRIES]
+        ]
+        least = min(_CLEAR, length // 4)  # the longest run, but one of the document's beginning first
+        run = max(runs, key=lambda run: (run.offset <= edge and run.end - run.start >= least, run.end - run.start))
+        start, end = run.offset, run.offset + run.end - run.start
         near = prompt[max(0, run.start - start - edge) : run.start + 2 * length].tolist()
         if end - start == length:
             return None

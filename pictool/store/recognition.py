@@ -108,6 +108,7 @@ class ContentIndex:
         self._listings: dict[int, _Listing] = {}  # by sinks
         self._known: dict[str, _Document | None] = {}  # None: in the store, but of no use here
         self._unsound: dict[str, _Unsound] = {}
+        self.version = 0  # another one once the documents have changed
 
     def find(self, tokens: TokenIds, sinks: int, salt: str = "", codec: str | None = None) -> list[Match]:
         """The documents of this salt and `sinks` that are in a prompt, in its order, without overlaps.
@@ -146,12 +147,19 @@ class ContentIndex:
                 return NearMiss.of(key, tokens, listing.documents[which].tokens, own, self._decode)
         return None
 
+    def documents_of(self, sinks: int, salt: str = "") -> dict[str, TokenIds]:
+        """The documents of this salt and `sinks`, by key."""
+        listing = self._listings.get(sinks, _Listing())
+        keys = [self._key_of(document, salt, None) for document in listing.documents]
+        return {key: each.tokens for key, each in zip(keys, listing.documents, strict=True) if key is not None}
+
     def mark_suspect(self, key: str) -> None:
         """Recognise an object no more until `refresh` has read all of it and found it whole. Returns at once."""
         with self._changing:
             if self._known.get(key) is not None:
                 self._drop(key)
                 self._unsound[key] = _Unsound(None)
+                self.version += 1
 
     def refresh(self) -> None:
         """Read what is new in the store, and drop what was removed from it. May run in a thread beside the others.
@@ -169,6 +177,7 @@ class ContentIndex:
             read = {key: self._read(key, checks_all=key in again) for key in sorted((present - known) | again)}
             with self._changing:
                 self._update(known - present, read)
+                self.version += bool(known - present or read)
         if problems:
             raise StoreError(f"{'; '.join(problems)}; what is there is not recognised until it can be read")
 

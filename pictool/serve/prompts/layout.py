@@ -29,6 +29,7 @@ from pictool.serve.work import (
     PlainText,
     PromptPart,
     RawPrompt,
+    RetrievedObject,
     TokenizedText,
     UnstoredText,
 )
@@ -38,7 +39,7 @@ Recognise = Callable[[TokenIds], list[Match]]
 Open = Callable[
     [ObjectReference | MarkedText], tuple[str, TokenIds]
 ]  # an object's key, "" if there is none, and its tokens
-_NUM_SOURCES = {ObjectReference: "cache", MarkedText: "marker"}
+_NUM_SOURCES = {ObjectReference: "cache", RetrievedObject: "retrieved", MarkedText: "marker"}
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class PromptLayout:
 
     tokens: TokenIds
     matches: tuple[Match, ...]
-    sources: tuple[str, ...]  # of each match: cache, marker, recognised, part
+    sources: tuple[str, ...]  # of each match: cache, retrieved, marker, recognised, part
     unstored: tuple[PromptPart, ...] = ()  # marked texts that the store has no room for
     tail: str = ""
     marked: tuple[CompiledText, ...] = ()

@@ -43,6 +43,7 @@ from pictool.serve.prompts.layout import PromptLayout, lay_out, pieces_of
 from pictool.serve.prompts.learning import Learner, texts_of
 from pictool.serve.prompts.leased import leased_object, with_objects
 from pictool.serve.prompts.offered import offered_policy, require_offered
+from pictool.serve.prompts.retrieving import RetrievedDocument, StoredTexts
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import (
     AnswerRequest,
@@ -71,6 +72,7 @@ from pictool.store.recognition import ContentIndex, IndexThread
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
+    from pictool.serve.schema import DocumentQuery
     from pictool.store.store import Store
 
 _log = logging.getLogger("pictool.serve")
@@ -152,6 +154,7 @@ class TorchBackend(Backend):
         self._indexing = IndexThread(self.index, settings.refresh_s, lambda problem: _log.warning("pic: %s", problem))
         self._indexing.start()
         self._indexing.wait()
+        self._texts = StoredTexts(store, self.index, model, self.context_length)
         self._thread = EngineThread(settings.max_waiting, settings.max_active)
         self._cutting_places = AdmissionControl(settings.max_waiting, most=1)
         declared = settings.guarantee
@@ -229,6 +232,12 @@ class TorchBackend(Backend):
 
         (texts,) = [texts async for texts in self._in_turn(tenant.name, work)]
         return list(texts)
+
+    async def retrieve(
+        self, wanted: DocumentQuery, tenant: Tenant, linking: Linking, texts: Sequence[str], max_new_tokens: int
+    ) -> tuple[RetrievedDocument, ...]:
+        sinks = self._policy_of(linking).needs.sinks
+        return await asyncio.to_thread(self._texts.find, wanted, tenant.salt, sinks, texts, max_new_tokens)
 
     async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
         require_offered(spec.policy, self._settings.policy, self._settings.allowed)
