@@ -54,3 +54,25 @@ def test_a_comparison_is_of_fresh_computations(tmp_path: Path) -> None:
         spec = Spec(policy=make_policy("full"), messages=(Message("user", DOCS[0]),), max_new_tokens=2)
         rows = [int(engine.answer(spec, compare=compare).linked.rows[0].sum()) for compare in (False, False, True)]
         assert rows[1] < BLOCK + 1 and rows[0] == rows[2]
+
+
+def test_an_answer_that_was_stopped_leaves_no_trace(tmp_path: Path) -> None:
+    model, file = tiny_model(TEMPLATE), tmp_path / "all.txt"
+    file.write_text("\n\n".join(DOCS))
+    spec = Spec(policy=make_policy("legolink"), max_new_tokens=6)
+    stores = [Store(tmp_path / name) for name in ("kept", "plain")]
+    with LibraryReader(model) as reader, TorchEngine(model, stores[0]) as kept, TorchEngine(model, stores[1]) as plain:
+        kept.keep_prefixes()
+        library, pieces = reader.read([file]), list[str]()
+        talks = [Conversation(engine, library, spec, 2) for engine in (kept, plain)]
+
+        def stop(text: str) -> None:
+            pieces.append(text)
+            raise ZeroDivisionError
+
+        for question in QUESTIONS:
+            with pytest.raises(ZeroDivisionError):
+                talks[0].ask(f"Or else: {question}", on_text=stop)
+            own, fresh = (talk.ask(question).answer for talk in talks)
+            torch.testing.assert_close(own.logits, fresh.logits, atol=1e-4, rtol=0)
+        assert len(pieces) == len(QUESTIONS)

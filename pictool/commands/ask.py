@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -28,6 +30,7 @@ from pictool.errors import PicError
 from pictool.escapes import visible
 
 if TYPE_CHECKING:
+    from pictool.compiler.compile import Compiled
     from pictool.conversation import Conversation
     from pictool.documents.library import Found
 
@@ -98,10 +101,26 @@ def check_questions(question: str | None, is_conversation: bool, as_json: bool) 
         raise UsageError("--json: reports one question; leave -i out")
 
 
-def ask(conversation: Conversation, question: str, as_json: bool = False) -> None:
-    """Answer a question; print the answer as it comes, then its sources, or all of it as JSON."""
+def ask(conversation: Conversation, question: str, as_json: bool = False, stop: Interrupt | None = None) -> None:
+    """Answer a question; print the answer as it comes, then its sources, or all of it as JSON.
+
+    Raises:
+        StoppedError: as `stop` has it.
+    """
     stream = None if as_json else Stream()
-    reply = conversation.ask(require_text("the question", question), on_text=stream, on_compile=note_compiled)
+
+    def show(text: str) -> None:
+        if stop is not None:
+            stop.check()
+        if stream is not None:
+            stream(text)
+
+    def note_object(compiled: Compiled) -> None:
+        note_compiled(compiled)
+        if stop is not None:
+            stop.check()
+
+    reply = conversation.ask(require_text("the question", question), on_text=show, on_compile=note_object)
     if as_json:
         print_json(reply.report())
     else:
@@ -116,21 +135,57 @@ def print_sources(sources: Sequence[Found]) -> None:
 
 
 def converse(conversation: Conversation) -> None:
-    """Answer the lines of stdin until it ends; one that cannot be answered is not the end."""
-    while (question := read_line()) is not None:
+    """Answer the lines of stdin until it ends; also after one that cannot be answered and, on a terminal, Ctrl-C."""
+    is_terminal = sys.stdin.isatty()
+    while (question := read_line(is_terminal)) is not None:
         if not question.strip():
             continue
         try:
-            ask(conversation, question)
+            with Interrupt() if is_terminal else nullcontext() as stop:
+                ask(conversation, question, stop=stop)
+        except StoppedError:
+            print(flush=True)
+            note("stopped; Ctrl-D ends the conversation")
         except PicError as error:
             note(str(error))
 
 
-def read_line() -> str | None:
-    """The next line of stdin, with a prompt and a history where it is a terminal; None at the end."""
-    if sys.stdin.isatty():
+def read_line(is_terminal: bool) -> str | None:
+    """The next line of stdin, with a prompt and a history if it is a terminal; None at the end. Ctrl-C clears it."""
+    if is_terminal:
         import readline  # noqa: F401 (`input` edits its line with it)
     try:
-        return input("\n> " if sys.stdin.isatty() else "")
+        return input("\n> " if is_terminal else "")
     except EOFError:
         return None
+    except KeyboardInterrupt:
+        if not is_terminal:
+            raise
+        return ""
+
+
+class StoppedError(Exception):
+    """The user stopped an answer."""
+
+
+class Interrupt:
+    """Has the first Ctrl-C stop an answer at its next token or object, so that the engine stays whole; the second one
+    ends the command. A context manager.
+    """
+
+    def __enter__(self) -> Interrupt:
+        self._is_set, self._before = False, signal.signal(signal.SIGINT, self._set)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def check(self) -> None:
+        """Raise StoppedError if Ctrl-C was pressed."""
+        if self._is_set:
+            raise StoppedError
+
+    def _set(self, *_: object) -> None:
+        if self._is_set:
+            raise KeyboardInterrupt
+        self._is_set = True

@@ -59,8 +59,9 @@ _ALONE = (
     ("--pool", "pool"),
     ("--keep-prefixes", "keep_prefixes"),
     ("--guarantee", "guarantee"),
+    ("--reuse-parts", "reuse_parts"),
 )
-_TORCH_ONLY = ("max_tokens", "codec", "pool", "keep_prefixes", "guarantee")
+_TORCH_ONLY = ("max_tokens", "codec", "pool", "keep_prefixes", "guarantee", "reuse_parts")
 DEFAULT = "legolink-16"  # the policy of requests, where nobody says one
 _ACTIVE = 8  # requests that take turns; vLLM batches as many as it is set to
 _BATCHED = 64  # requests that a replica with vLLM has at once, where nobody says it
@@ -117,6 +118,15 @@ class ServeOptions:
     min_tokens: Annotated[
         int, option("--min-tokens", "N", "Shortest document that is recognised, in tokens.", ANSWER, min=1)
     ] = 16
+    reuse_parts: Annotated[
+        bool,
+        option(
+            "--reuse-parts",
+            None,
+            "Also recognise parts of stored documents. Their KV tells of text that the prompt lacks.",
+            ANSWER,
+        ),
+    ] = False
     ttl: Annotated[float, option("--ttl", "S", "Lifetime in seconds of caches that name none.", COMPILING, min=1)] = (
         3600.0
     )
@@ -394,7 +404,7 @@ def make_backend_settings(options: ServeOptions, settings: Settings) -> BackendS
         codec=options.codec or settings.codec, name=options.name,
         learned_bytes=learned_bytes(options), pool_bytes=pool_bytes(options),
         kept_bytes=size_of("--keep-prefixes", options.keep_prefixes) or 0,
-        guarantee=declared_guarantee(options.guarantee, options.verify_share),
+        guarantee=declared_guarantee(options.guarantee, options.verify_share), reuses_parts=options.reuse_parts,
     )  # fmt: skip
 
 

@@ -146,6 +146,16 @@ class DocumentText(StrictModel):
 Documents = Annotated[list[DocumentText], Field(max_length=1024, fail_fast=True)]
 
 
+class DocumentQuery(StrictModel):
+    """Documents that the tenant has compiled: the `k` that concern a query most, of a folder that `pic sync` keeps."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    query: str = Field(min_length=1, max_length=1 << 16)
+    k: int = Field(default=8, ge=1, le=1024)
+    folder: str | None = Field(default=None, max_length=4096)
+
+
 class PicOptions(StrictModel):
     """How a request is linked."""
 
@@ -183,7 +193,7 @@ class GenerationRequest(StrictModel):
 
 class ChatRequest(GenerationRequest):
     messages: Messages
-    documents: Documents | None = None
+    documents: Documents | DocumentQuery | None = None
     max_completion_tokens: int | None = Field(default=None, ge=1, le=1 << 31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)

@@ -26,10 +26,29 @@ from pictool.serve.parsed import called, parsed
 from pictool.serve.prompts.explained import summary
 from pictool.serve.prompts.learning import texts_of
 from pictool.serve.prompts.logged import logged
+<<<<<<< HEAD
 from pictool.serve.prompts.reading import hint_of
 from pictool.serve.tenants import OPERATOR, Keys, Tenant
+=======
+from pictool.serve.prompts.reading import documents_of, hint_of
+from pictool.serve.prompts.retrieving import RetrievedDocument, texts_beside
+from pictool.serve.schema import DocumentQuery, Documents
+from pictool.serve.tenants import Keys, Tenant
+>>>>>>> wt-c33
 from pictool.serve.tracing import AnswerSpan
-from pictool.serve.work import AnswerRequest, Backend, CompiledText, DeltaEvent, Event, FinishEvent, StartEvent
+from pictool.serve.work import (
+    AnswerRequest,
+    Backend,
+    ChatPrompt,
+    CompiledText,
+    DeltaEvent,
+    Event,
+    FinishEvent,
+    Linking,
+    RetrievedObject,
+    StartEvent,
+    TemplateDocument,
+)
 from pictool.store.leases import Lease, LeasedObject, Leases, Share, leased_keys
 
 if TYPE_CHECKING:
@@ -134,6 +153,20 @@ class Service:
 
         return find
 
+    async def documents(
+        self, tenant: Tenant, wanted: Documents | DocumentQuery, chat: ChatPrompt, linking: Linking, most: int | None
+    ) -> tuple[ChatPrompt, tuple[RetrievedDocument, ...]]:
+        """A chat with the documents that are named beside it, and those that were found by a query.
+
+        `most` is how many tokens its answer has at most. Raises as `Backend.retrieve` does.
+        """
+        if not isinstance(wanted, DocumentQuery):
+            return replace(chat, documents=documents_of(wanted)), ()
+        texts = texts_beside(texts_of(chat), chat.tools)
+        found = await self.backend.retrieve(wanted, tenant, linking, texts, most or 1)
+        objects = [RetrievedObject(document.key, document.num_tokens) for document in found]
+        return replace(chat, documents=tuple(map(TemplateDocument, objects))), found
+
     async def events(self, work: AnswerRequest, started: float) -> AsyncGenerator[Event, None]:
         """The events of an answer, counted, with calls and reasoning apart, if they can be parsed.
 
@@ -180,8 +213,14 @@ class Service:
                 if isinstance(event, StartEvent):
                     reuse = event.reuse
                     self.metrics.count_prompt(reuse)
+<<<<<<< HEAD
                     self._note(work.tenant, summary(reuse.parts))
                     event = StartEvent(replace(event.reuse, hint=hint_of(work.linking, texts_of(work.prompt))))
+=======
+                    _log.info("pic: a request of %s: %s", work.tenant.name, summary(reuse.parts))
+                    hint = hint_of(work.linking, texts_of(work.prompt))
+                    event = StartEvent(replace(event.reuse, hint=hint, retrieved=work.retrieved))
+>>>>>>> wt-c33
                 elif isinstance(event, DeltaEvent) and is_first:
                     self.metrics.ttft.observe(time.perf_counter() - started)
                     is_first = False

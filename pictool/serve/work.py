@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pictool.linker.policies.base import Policy
     from pictool.linker.residency import PoolCounts
     from pictool.linker.spec import Spec
+    from pictool.serve.prompts.retrieving import RetrievedDocument
+    from pictool.serve.schema import DocumentQuery
 
 # What a prompt is made of
 
@@ -48,6 +50,11 @@ class ObjectReference:
 
     key: str
     num_tokens: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True)
+class RetrievedObject(ObjectReference):
+    """An object of the tenant that was found by a query."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +145,8 @@ class AnswerRequest:
     """A request for answers. `sampling.seed` is that of the first of the `n` answers; the others have the next ones.
 
     `num_top` is how many likely tokens are reported for each token; None: no log-probabilities are.
-    `ttl_s` is for how many seconds the objects of marked texts are leased; None: they are not.
+    `ttl_s` is for how many seconds the objects of marked texts are leased; None: they are not. `retrieved` are the
+    documents of the prompt that were found by a query.
     """
 
     tenant: Tenant
@@ -150,6 +158,7 @@ class AnswerRequest:
     linking: Linking = Linking()
     answer_format: AnswerFormat = AnswerFormat()
     ttl_s: float | None = None
+    retrieved: tuple[RetrievedDocument, ...] = ()
 
 
 # What comes back
@@ -169,12 +178,13 @@ class PromptPart:
     """What became of the tokens [start, end) of a prompt.
 
     Fields:
-        reason: how their object was found (cache, marker, recognised, moved); "prefix": an earlier request computed
-            them; else why they were computed (`explained.REASONS`).
+        reason: how their object was found (cache, marker, recognised, part, moved); "prefix": an earlier request
+            computed them; else why they were computed (`explained.REASONS`).
         key: of their object; empty: they were computed.
         recomputed: of an object's tokens, computed again: the mean over layers, rounded up; None: not known.
         is_new: their object was compiled for this request.
         text: how they begin.
+        part: of a part of an object, which [start, end) of how many tokens it is.
     """
 
     start: int
@@ -184,6 +194,7 @@ class PromptPart:
     recomputed: int | None = 0
     is_new: bool = field(default=False, compare=False, repr=False)
     text: str = ""
+    part: tuple[int, int, int] | None = None
 
     @property
     def state(self) -> str:
@@ -191,7 +202,9 @@ class PromptPart:
 
     def report(self) -> dict[str, Any]:
         found = {"start": self.start, "end": self.end, "state": self.state, "reason": self.reason, "text": self.text}
-        linked = {"key": self.key[:12], "recomputed_tokens": self.recomputed, "compiled": self.is_new}
+        linked: dict[str, Any] = {"key": self.key[:12], "recomputed_tokens": self.recomputed, "compiled": self.is_new}
+        if self.part is not None:
+            linked |= dict(zip(("part_start", "part_end", "part_of"), self.part, strict=True))
         return found | (linked if self.key else {})
 
 
@@ -204,13 +217,15 @@ class Reuse:
         exact: tokens whose KV is that of full recompute as far as their own rows go: computed, or reused in place.
         linked: tokens whose KV came from documents. recomputed: of documents, computed again.
         cached: tokens that were not computed.
-        source: how the documents were found: "cache", "marker", "recognised", "moved", joined by "+"; "none".
+        source: how the documents were found: "cache", "marker", "recognised", "part", "moved", joined by "+"; "none".
         problem: why a prompt was computed that should have been linked.
         hint: why documents in its texts were not recognised, as far as their form tells.
+        nearest: the stored document that comes nearest to a text in which none was recognised, and what is wrong.
         marked: the objects of its marked texts.
         prefix: of the exact tokens, those that an earlier request computed after the same tokens.
         parts: what became of which tokens, without gaps; empty if that is not known. `explains`: the client asked.
         guarantee: what is guaranteed of answers of its class, of a server with `--guarantee`.
+        retrieved: documents that were found by the request's query.
     """
 
     policy: str
@@ -222,11 +237,13 @@ class Reuse:
     source: str = "none"
     problem: str | None = None
     hint: str | None = None
+    nearest: str | None = None
     marked: tuple[CompiledText, ...] = field(default=(), compare=False)
     prefix: int = 0
     parts: tuple[PromptPart, ...] = field(default=(), compare=False)
     explains: bool = False
     guarantee: Mapping[str, Any] | None = field(default=None, compare=False)
+    retrieved: tuple[RetrievedDocument, ...] = ()
 
     @property
     def num_compiled(self) -> int:
@@ -244,9 +261,10 @@ class Reuse:
 
     def report(self) -> dict[str, Any]:
         """The field `pic` of a response."""
-        more: dict[str, Any] = {
-            name: text for name in ("problem", "hint", "guarantee") if (text := getattr(self, name)) is not None
-        }
+        names = ("problem", "hint", "nearest", "guarantee")
+        more: dict[str, Any] = {name: text for name in names if (text := getattr(self, name)) is not None}
+        if self.retrieved:
+            more["retrieved"] = [document.report() for document in self.retrieved]
         if self.explains:
             more["parts"] = [part.report() for part in self.parts]
         return {
@@ -404,6 +422,16 @@ class Backend(ABC):
             compares: whether it is answered under full recompute too.
         """
         raise ApiError(501, "this server's engine takes no requests of pic link; link without --server")
+
+    async def retrieve(
+        self, wanted: DocumentQuery, tenant: Tenant, linking: Linking, texts: Sequence[str], max_new_tokens: int
+    ) -> tuple[RetrievedDocument, ...]:
+        """The stored documents of a tenant for a query, the best first: those that fit beside texts and an answer.
+
+        Raises:
+            ApiError: no such folder. InputError: no document has a word of the query.
+        """
+        raise ApiError(501, "documents: this server finds none by a query; send their texts", param="documents")
 
     @abstractmethod
     def status(self) -> BackendStatus:

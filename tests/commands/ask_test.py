@@ -6,8 +6,15 @@ import io
 import os
 import random
 import re
-from collections.abc import Callable, Iterator
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import folders
 import pytest
@@ -15,10 +22,12 @@ from PIL import Image
 from reportlab import rl_config
 from reportlab.lib.utils import ImageReader
 from reportlab.pdfgen.canvas import Canvas
+from terminal import open_terminal
 
 import pictool
 from commands.conftest import MORE, TEXT
 from commands.run import pic, write
+from pictool.commands.ask import converse
 from pictool.world.generate import Question, filler, write_prompt
 
 QUESTION = ("-q", "Who knows why?", "--max-new-tokens", 4)
@@ -79,6 +88,78 @@ def test_a_conversation_is_one_line_each_and_goes_on_after_an_error(docs: Path, 
     first, second = (sources(part) for part in re.findall(r"\nSources:\n(?:  .*\n)*", outcome.out))
     assert first == second  # the last question has no words of its own: what was linked stays
     assert pic("ask", docs, "-i", "--json", "-m", model).code == 2 and pic("ask", docs, "-m", model).code == 2
+
+
+class Scripted:
+    """A conversation whose answers are pieces of text, and Ctrl-C between them."""
+
+    def __init__(self, *answers: Sequence[str | None]) -> None:
+        self.answers, self.asked = [*answers], list[str]()
+
+    def ask(self, question: str, *, on_text: Callable[[str], None], on_compile: object) -> Any:
+        self.asked.append(question)
+        for text in self.answers.pop(0):
+            if text is None:
+                os.kill(os.getpid(), signal.SIGINT)
+            else:
+                on_text(text)
+        return SimpleNamespace(sources=[])
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_conversation(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    leader, follower = open_terminal()
+    before = signal.getsignal(signal.SIGINT)
+    with open(follower) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        lines = iter(["one", "two", "three"])
+        monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+        conversation = Scripted(["a", None, "b", "c"], ["d", "e"], ["f", None, None])
+        with pytest.raises(KeyboardInterrupt):  # twice: the command ends
+            converse(conversation)  # type: ignore[arg-type]
+    os.close(leader)
+    out, err = capfd.readouterr()
+    assert conversation.asked == ["one", "two", "three"] and out.startswith("a\nde\n") and "b" not in out
+    assert err.count("stopped; Ctrl-D ends the conversation") == 1 and signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_terminal_edits_lines_remembers_them_and_survives_ctrl_c(docs: Path, model: Path) -> None:
+    leader, follower = open_terminal()
+    code = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from pictool.commands import main; main()"
+    arguments = ["ask", docs, "-i", "-m", model, "--max-new-tokens", 4]
+    environment = {**os.environ, "TERM": "dumb"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], stdin=follower, stdout=follower, stderr=follower,
+        start_new_session=True, env=environment,
+    ) as process:  # fmt: skip
+        os.close(follower)
+        seen = ""
+
+        def wait_for(pattern: str) -> None:
+            nonlocal seen
+            end = time.monotonic() + 120
+            while not (found := re.search(pattern, seen, re.S)):
+                assert time.monotonic() < end, seen
+                if select.select([leader], [], [], 1)[0]:
+                    seen += os.read(leader, 4096).decode(errors="replace")
+            seen = seen[found.end() :]
+
+        try:
+            wait_for("> ")
+            os.write(leader, b"thrown away\x03")  # Ctrl-C at the prompt clears the line
+            wait_for(r"\n> ")
+            os.write(leader, b"Who xknows?\x1b[D\x1b[D\x1b[D\x1b[D\x1b[D\x1b[D\x7f\r")  # the x is deleted
+            wait_for("Sources:.*> ")
+            os.write(leader, b"\x1b[A")  # the line before
+            wait_for(r"Who knows\?")
+            os.write(leader, b"\r")
+            wait_for("Sources:.*> ")
+            os.write(leader, b"\x04")
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            os.close(leader)
 
 
 def test_what_cannot_work_is_one_line(model: Path) -> None:

@@ -81,10 +81,12 @@ def test_what_no_object_has_is_computed_and_objects_may_be_linked_in_part(model:
     assert first_token_kl(logits(full), logits(got)) > 0
 
 
-def test_all_rows_computed_is_full(model: Model, store: Store) -> None:
+@pytest.mark.parametrize("window", [slice(1, None), slice(9, 31)])
+@pytest.mark.parametrize("policy", [make_policy("legolink", {"k": 99}), make_policy("cacheblend", {"ratio": 1})])
+def test_all_rows_of_a_window_computed_is_full(model: Model, store: Store, window: slice, policy: Policy) -> None:
     (key,) = compiled(model, store, A)
-    tokens, match = ids(HEAD, A[1:], TAIL), Match(key, len(HEAD), ids(A[1:]), 1)
-    got = linked(model, store, make_plan(make_policy("legolink", {"k": 99}), tokens, [match]))
+    tokens, match = ids(HEAD, A[window], TAIL), Match(key, len(HEAD), ids(A[window]), window.start)
+    got = linked(model, store, make_plan(policy, tokens, [match]))
     full = linked(model, store, plan_without_objects(make_policy("full"), tokens))
     torch.testing.assert_close(logits(got), logits(full), atol=1e-4, rtol=1e-4)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -29,31 +29,34 @@ from pictool.serve.work import (
     PlainText,
     PromptPart,
     RawPrompt,
+    RetrievedObject,
     TokenizedText,
     UnstoredText,
 )
-from pictool.store.matches import Match
+from pictool.store.matches import Match, NearMiss
 
 Recognise = Callable[[TokenIds], list[Match]]
 Open = Callable[
     [ObjectReference | MarkedText], tuple[str, TokenIds]
 ]  # an object's key, "" if there is none, and its tokens
-_NUM_SOURCES = {ObjectReference: "cache", MarkedText: "marker"}
+_NUM_SOURCES = {ObjectReference: "cache", RetrievedObject: "retrieved", MarkedText: "marker"}
 
 
 @dataclass(frozen=True)
 class PromptLayout:
     """A prompt's token ids and the objects in it, in order, with how they were found.
 
-    `tail` is its text after the last object, `marked` the objects of marked texts, as far as a backend keeps them here.
+    `tail` is its text after the last object, `marked` the objects of marked texts, as far as a backend keeps them here;
+    `nearest` is the document that comes nearest where none is recognised.
     """
 
     tokens: TokenIds
     matches: tuple[Match, ...]
-    sources: tuple[str, ...]  # of each match: cache, marker, recognised
+    sources: tuple[str, ...]  # of each match: cache, retrieved, marker, recognised, part
     unstored: tuple[PromptPart, ...] = ()  # marked texts that the store has no room for
     tail: str = ""
     marked: tuple[CompiledText, ...] = ()
+    nearest: NearMiss | None = None
 
 
 def lay_out(model: Model, pieces: Sequence[Piece], open_object: Open, recognise: Recognise | None) -> PromptLayout:
@@ -74,8 +77,8 @@ def lay_out(model: Model, pieces: Sequence[Piece], open_object: Open, recognise:
             if isinstance(piece, UnstoredText):
                 unstored.append(PromptPart(at, at + len(tokens), "not_stored"))
             found, source = (recognise(tokens) if recognise is not None else []), "recognised"
-        matches += [Match(match.key, at + match.start, match.tokens, match.offset) for match in found]
-        sources += [source] * len(found)
+        matches += [replace(match, start=at + match.start) for match in found]
+        sources += ["part" if match.part_of else source for match in found]
         parts.append(tokens)
         at += len(tokens)
     tokens = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)

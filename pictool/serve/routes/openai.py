@@ -18,7 +18,6 @@ from pictool.serve.errors import ApiError, not_found
 from pictool.serve.files import MAX_BYTES
 from pictool.serve.prompts.reading import (
     cached_pieces,
-    documents_of,
     format_of,
     lease_seconds,
     linking_of,
@@ -93,11 +92,11 @@ async def chat_work(service: Service, tenant: Tenant, body: ChatRequest, policy:
     find_cache, find_file = service.find_cache(tenant), service.find_file(tenant)
     turns = await asyncio.to_thread(turns_of, body.messages, find_cache, find_file, body.cache_ids or ())
     tools = () if body.tool_choice == "none" else tuple(body.tools or ())
+    linking, most = linking_of(body, policy), body.max_completion_tokens or body.max_tokens
+    chat, retrieved = await service.documents(tenant, body.documents or [], ChatPrompt(turns, tools), linking, most)
     return AnswerRequest(
-        tenant, ChatPrompt(turns, tools, documents_of(body.documents or ())), sampling_of(body),
-        body.max_completion_tokens or body.max_tokens, body.n or 1,
-        (body.top_logprobs or 0) if body.logprobs else None, linking_of(body, policy),
-        answer_format, lease_seconds(body.messages),
+        tenant, chat, sampling_of(body), most, body.n or 1, (body.top_logprobs or 0) if body.logprobs else None,
+        linking, answer_format, lease_seconds(body.messages), retrieved,
     )  # fmt: skip
 
 

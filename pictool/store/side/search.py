@@ -228,7 +228,7 @@ def run_at(prompt: TokenIds, tokens: TokenIds, shift: int, low: int, high: int, 
     return TokenRun(which, start, end, start - shift) if start < end else None
 
 
-class _Taken:
+class TakenRuns:
     """Runs of a prompt that do not overlap."""
 
     def __init__(self) -> None:
@@ -267,7 +267,7 @@ def choose_runs(candidates: Candidates, length: int, place: Place) -> list[Token
     Args:
         place: returns the run of a candidate within [low, high), or None if it turns out to be none.
     """
-    taken, runs, num_refuted = _Taken(), list[TokenRun](), 0
+    taken, runs, num_refuted = TakenRuns(), list[TokenRun](), 0
     for which, shift, tokens in candidates.groups():
         edge, i = edge_of(tokens), 0
         while i < len(which) and len(runs) < MAX_RUNS and num_refuted < MAX_REFUTED:

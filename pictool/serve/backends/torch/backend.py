@@ -43,6 +43,7 @@ from pictool.serve.prompts.layout import PromptLayout, lay_out, pieces_of
 from pictool.serve.prompts.learning import Learner, texts_of
 from pictool.serve.prompts.leased import leased_object, with_objects
 from pictool.serve.prompts.offered import offered_policy, require_offered
+from pictool.serve.prompts.retrieving import RetrievedDocument, StoredTexts
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import (
     AnswerRequest,
@@ -71,6 +72,7 @@ from pictool.store.recognition import ContentIndex, IndexThread
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
+    from pictool.serve.schema import DocumentQuery
     from pictool.store.store import Store
 
 _log = logging.getLogger("pictool.serve")
@@ -93,6 +95,7 @@ class BackendSettings:
         pool_bytes: of KV that stays on the device from request to request; 0: none; None: see `default_pool_bytes`.
         kept_bytes: of exact prefixes that are kept on disk, in a directory of the store; 0: none.
         guarantee: what holds for linked answers, or they are exact; None: nothing is guaranteed.
+        reuses_parts: whether parts of stored documents are recognised, too.
     """
 
     policy: Policy
@@ -109,6 +112,7 @@ class BackendSettings:
     kept_bytes: int = 0
     num_tenants: int = 1
     guarantee: Guarantee | None = None
+    reuses_parts: bool = False
 
 
 class TorchBackend(Backend):
@@ -142,10 +146,15 @@ class TorchBackend(Backend):
         self._cutting = copy(model)  # for texts that are cut in other threads: a tokenizer is used by one at a time
         self._cutting.tokenizer, self._cutting.name = deepcopy(model.tokenizer), self.model
         cut = model.cut_of(settings.policy.needs.cut)
-        self.index = ContentIndex(store, model.target, settings.min_tokens, self._decode, model.bos_id, cut)
+        if settings.reuses_parts and model.geometry.states is not None:
+            raise InputError(f"--reuse-parts: {model.name} is a hybrid, whose objects have states of whole texts only")
+        self.index = ContentIndex(
+            store, model.target, settings.min_tokens, self._decode, model.bos_id, cut, settings.reuses_parts
+        )
         self._indexing = IndexThread(self.index, settings.refresh_s, lambda problem: _log.warning("pic: %s", problem))
         self._indexing.start()
         self._indexing.wait()
+        self._texts = StoredTexts(store, self.index, model, self.context_length)
         self._thread = EngineThread(settings.max_waiting, settings.max_active)
         self._cutting_places = AdmissionControl(settings.max_waiting, most=1)
         declared = settings.guarantee
@@ -223,6 +232,12 @@ class TorchBackend(Backend):
 
         (texts,) = [texts async for texts in self._in_turn(tenant.name, work)]
         return list(texts)
+
+    async def retrieve(
+        self, wanted: DocumentQuery, tenant: Tenant, linking: Linking, texts: Sequence[str], max_new_tokens: int
+    ) -> tuple[RetrievedDocument, ...]:
+        sinks = self._policy_of(linking).needs.sinks
+        return await asyncio.to_thread(self._texts.find, wanted, tenant.salt, sinks, texts, max_new_tokens)
 
     async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
         require_offered(spec.policy, self._settings.policy, self._settings.allowed)
@@ -339,7 +354,8 @@ class TorchBackend(Backend):
         (lacks, marked), model, policy = more, self.engine_of(work.tenant).model, plan.policy
         linked, problem = self._link(model, plan, prompt_layout, task, prefixes=not work.linking.verifies)
         reuse = _reuse_of(linked, prompt_layout, plan, problem)
-        reuse = replace(reuse, problem=reuse.problem or lacks, marked=marked)
+        nearest = None if prompt_layout.nearest is None else str(prompt_layout.nearest)
+        reuse = replace(reuse, problem=reuse.problem or lacks, marked=marked, nearest=nearest)
         reuse = replace(reuse, guarantee=None if ticket is None else ticket.report())
         send(StartEvent(self._explained(reuse, work.linking, policy, linked, prompt_layout, problem is not None)))
         task.checkpoint()
@@ -379,7 +395,8 @@ class TorchBackend(Backend):
             if match.start in linked.computed:
                 continue
             rows = math.ceil(linked.rows[:, match.start : end].sum(1).mean())
-            reused.append(PromptPart(match.start, end, source, match.key, rows, match.key in new))
+            part = (match.offset, match.offset + end - match.start, match.part_of) if match.part_of else None
+            reused.append(PromptPart(match.start, end, source, match.key, rows, match.key in new, part=part))
         parts = explain(last + 1, reused, linking, policy, self._settings.min_tokens, fails)
         if linking.explains:
             parts = tuple(replace(part, text=self._beginning(prompt_layout.tokens, part)) for part in parts)
@@ -476,6 +493,9 @@ class TorchBackend(Backend):
         matches = tuple(prompt_layout.matches[i] for i in kept)
         sources = tuple(self._learner.source_of(matches[i].key, prompt_layout.sources[i]) for i in kept)
         prompt_layout = replace(prompt_layout, matches=matches, sources=sources)
+        if recognises and not matches and not policy.needs.all_tables:
+            nearest = self.index.nearest(prompt_layout.tokens, policy.needs.sinks, model.salt)
+            prompt_layout = replace(prompt_layout, nearest=nearest)
         if not matches or not policy.needs.objects:
             return plan_without_objects(policy, prompt_layout.tokens, model.salt), replace(
                 prompt_layout, matches=(), sources=()

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +45,8 @@ from pictool.serve.prompts.layout import Marks, PromptLayout, lay_out, pieces_of
 from pictool.serve.prompts.learning import Learner, texts_of
 from pictool.serve.prompts.leased import leased_object, with_objects
 from pictool.serve.prompts.offered import offered_policy, require_offered
+from pictool.serve.prompts.retrieving import RetrievedDocument, StoredTexts
+from pictool.serve.schema import DocumentQuery
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import (
     AnswerRequest,
@@ -98,7 +101,7 @@ class VllmBackend(Backend):
         self._threads = ThreadPoolExecutor(_LINKING, "pic-link")
         self._queries = AdmissionControl(options.queue, _QUERYING, num_tenants)
         self._query_threads = ThreadPoolExecutor(_QUERYING, "pic-query")
-        self._encoding = threading.Lock()
+        self._encoding, self._opening = threading.Lock(), threading.Lock()
 
     async def start(self, serving: Serving, recognises: bool = True) -> None:
         """Take over a server whose engine runs.
@@ -257,6 +260,18 @@ class VllmBackend(Backend):
             async with aclosing(events_of(self._query_threads, work, engine.stop)) as events:
                 (texts,) = [texts async for texts in events]
         return list(texts)
+
+    async def retrieve(
+        self, wanted: DocumentQuery, tenant: Tenant, linking: Linking, texts: Sequence[str], max_new_tokens: int
+    ) -> tuple[RetrievedDocument, ...]:
+        sinks = self.policy_of(linking).needs.sinks
+
+        def find() -> tuple[RetrievedDocument, ...]:
+            with self._opening:
+                stored = self._texts
+            return stored.find(wanted, tenant.salt, sinks, texts, max_new_tokens)
+
+        return await asyncio.to_thread(find)
 
     async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
         settings = self.serving.settings
@@ -479,7 +494,13 @@ class VllmBackend(Backend):
             self._indexing.wake()
 
     def _start_learner(self) -> None:
-        """Read the store: what it has is not learned."""
+        """What the store has is not learned."""
+        longest = self.context_length - Spec(policy=self.policy).objects.sinks - 2
+        self._learner = Learner(self._options.learn, self._index, self.serving.settings.min_tokens, longest)
+
+    @cached_property
+    def _index(self) -> ContentIndex:
+        """An index of the store beside the connector's, which is in another process. The store is read first."""
         settings, model = self.serving.settings, self.serving.model
 
         def decode(tokens: Sequence[int]) -> str:
@@ -489,8 +510,11 @@ class VllmBackend(Backend):
         self._indexing = IndexThread(index, settings.refresh_s, lambda problem: _log.warning("pic: %s", problem))
         self._indexing.start()
         self._indexing.wait(settings.start_s)
-        longest = self.context_length - Spec(policy=self.policy).objects.sinks - 2
-        self._learner = Learner(self._options.learn, index, settings.min_tokens, longest)
+        return index
+
+    @cached_property
+    def _texts(self) -> StoredTexts:
+        return StoredTexts(self._store, self._index, self.serving.model, self.context_length)
 
     # The start
 

@@ -22,12 +22,14 @@ from pictool.serve.bodies import invalid, read_json, validated
 from pictool.serve.errors import ApiError
 from pictool.serve.prompts.layout import PromptLayout
 from pictool.serve.prompts.learning import texts_of, texts_of_body
-from pictool.serve.prompts.reading import cached_pieces, documents_of, hint_of, linking_of, prompts_of, turns_of
+from pictool.serve.prompts.reading import cached_pieces, hint_of, linking_of, prompts_of, turns_of
+from pictool.serve.prompts.retrieving import RetrievedDocument
 from pictool.serve.routes.openai import MAX_PROMPTS, POLICY
 from pictool.serve.schema import (
     MAX_PARTS,
     ChatMessage,
     CompletionRequest,
+    DocumentQuery,
     Documents,
     DocumentText,
     GenerationRequest,
@@ -41,7 +43,7 @@ _OURS = ("pic", "verify", "cache_ids")
 _REFERENCES = ("cache", "file", "document")
 _MARKERS = ("cache_control", "prompt_cache_breakpoint")
 _MESSAGES: TypeAdapter[Sequence[ChatMessage]] = TypeAdapter(Messages)
-_DOCUMENTS: TypeAdapter[Sequence[DocumentText]] = TypeAdapter(Documents)
+_DOCUMENTS: TypeAdapter[list[DocumentText] | DocumentQuery] = TypeAdapter(Documents | DocumentQuery)
 _GENERATION, _COMPLETION = TypeAdapter(GenerationRequest), TypeAdapter(CompletionRequest)
 _SOME = TypeAdapter(Annotated[list[Any], Field(min_length=1, max_length=MAX_PARTS)])  # messages as vLLM knows them
 LayOut = Callable[
@@ -62,6 +64,7 @@ class RoutedRequest:
     linking: Linking
     prompt_layout: PromptLayout | None = None
     texts: Sequence[str] = ()
+    retrieved: tuple[RetrievedDocument, ...] = ()
 
 
 def vllm_routes(service: Service, backend: VllmBackend) -> APIRouter:
@@ -149,17 +152,18 @@ async def _chat(
     if backend.serving.template and not own.cache_ids and not _has_references(body):
         return _as_it_is(backend, tenant, linking, rest)
     messages = validated(_MESSAGES, body.get("messages"), "messages")
-    documents = documents_of(validated(_DOCUMENTS, body.get("documents") or [], "documents"))
+    wanted = validated(_DOCUMENTS, body.get("documents") or [], "documents")
     if body.get("echo") or (isinstance(body.get("kv_transfer_params"), Mapping)):
         raise ApiError(400, "echo, kv_transfer_params: not beside references to documents", param="messages")
     find_cache, find_file = service.find_cache(tenant), service.find_file(tenant)
     turns = await asyncio.to_thread(turns_of, messages, find_cache, find_file, own.cache_ids or ())
     tools = () if body.get("tool_choice") == "none" else tuple(body.get("tools") or ())
-    chat = ChatPrompt(turns, tools, documents)
+    most = body.get("max_completion_tokens") or own.max_tokens
+    chat, retrieved = await service.documents(tenant, wanted, ChatPrompt(turns, tools), linking, most)
     prompt_layout, params = await backend.prompt(tenant, chat, linking, rest)
     rest |= {"messages": [_message(turn) for turn in turns], "documents": None}
     rest["kv_transfer_params"] = {"pic": params, "prompt_token_ids": prompt_layout.tokens.tolist()}
-    return RoutedRequest(_owner(tenant, rest), linking, prompt_layout, texts_of(chat)), rest
+    return RoutedRequest(_owner(tenant, rest), linking, prompt_layout, texts_of(chat), retrieved), rest
 
 
 def _message(turn: Turn) -> dict[str, Any]:
@@ -276,7 +280,8 @@ class RequestReport:
         for record in self._tap.prompts:
             reuse: Reuse = self._backend.reuse(linking, self._routed.prompt_layout, record)
             verified = {"verify": await self._backend.serving.verify(record)} if self._routed.linking.verifies else {}
-            reports.append(replace(reuse, hint=hint_of(linking, self._routed.texts)).report() | verified)
+            hint = hint_of(linking, self._routed.texts)
+            reports.append(replace(reuse, hint=hint, retrieved=self._routed.retrieved).report() | verified)
             self._service.metrics.count_prompt(reuse)
             self._service.metrics.count_generated(sum(map(len, record.tokens.values())))
         if self._tap.first_s is not None:
