@@ -23,7 +23,7 @@ INSTALL_AIDER = $(AIDER)/bin/python -m pip install --quiet --no-deps --requireme
 INSTALL_CLIENTS = $(CLIENTS)/bin/python -m pip install --quiet $(if $(filter constraints-%,$(CLIENT_PINS)),--no-deps) --requirement $(CLIENT_PINS)
 
 .NOTPARALLEL:
-.PHONY: demo test test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents fuzz fuzz-vllm faults check lock model zoo fixtures reference bench gpu gpu-wheels fresh wheel clean
+.PHONY: demo test test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents fuzz fuzz-vllm faults check lock model zoo fixtures reference bench evidence soak gpu gpu-wheels fresh wheel clean
 
 demo: $(DEMO)
 	$(BIN)/python examples/demo.py
@@ -140,6 +140,14 @@ bench: $(READY)
 	$(BIN)/pic bench sync --repeats 3 -o benchmarks/results/bench_sync.json
 	$(BIN)/python -m benchmarks.compile_speed --out benchmarks/results
 
+# A mixed load on one `pic serve` for some minutes: answers, memory, descriptors, disk, latency: `make soak MINUTES=60 OUT=soak.json`.
+soak: $(READY)
+	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),10) $(if $(OUT),--out $(OUT))
+
+# A rehearsal of `pic evidence` on a random model of 0.5B parameters, in .evidence/: `make evidence MINUTES=60 SHAPE=llama-3.1-8b`.
+evidence: $(READY)
+	$(BIN)/python -m benchmarks.evidence rehearse --minutes $(or $(MINUTES),10) --shape $(or $(SHAPE),qwen2.5-0.5b)
+
 # Everything that needs a GPU, within 9 minutes, with neither network nor pip: `make gpu PART=exact OUT=results` (docs/guides/gpu.md).
 # It takes the Python that has torch and transformers; PIC_GPU_REHEARSAL=1 tries all of it on the CPU.
 GPU_PYTHON ?= $(if $(wildcard $(READY)),$(BIN)/python,$(PYTHON))
@@ -179,4 +187,4 @@ wheel: $(READY)
 	$(BIN)/python -m benchmarks.wheel $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(LLAMACPP) $(CLIENTS) $(AIDER) .venv-clients-newest tests/*/node_modules $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels gpu-results
+	rm -rf $(VENV) $(VLLM) $(LLAMACPP) $(CLIENTS) $(AIDER) .venv-clients-newest tests/*/node_modules $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels .evidence gpu-results

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import fresh
+from benchmarks import evidence, fresh
 from benchmarks.query_tables import STUDY, TABLES, replaced, table_of
 
 RUN_BY_MAKE = ("gpu", "gpu_parts")  # `make gpu`
@@ -35,6 +35,13 @@ def test_commands_name_scripts_that_there_are() -> None:
 def test_the_study_of_span_queries_has_the_tables_of_the_results(name: str) -> None:
     study = STUDY.read_text(encoding="utf-8")
     assert replaced(study, table_of(name)) == study
+
+
+def test_the_page_of_results_has_a_row_for_every_report() -> None:
+    page = evidence.PAGE.read_text(encoding="utf-8")
+    assert page.count(evidence.HEAD) == 1 and evidence.with_rows(page) == page
+    assert all(f"`{path.name}` |" in page for path in evidence.RESULTS.glob("evidence_*.json"))
+    assert all(f"| {model} | {device} | | | | |" in page for model, device in evidence.OPEN)
 
 
 def test_contributing_has_the_table_of_fresh_machines() -> None:

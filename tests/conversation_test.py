@@ -61,8 +61,11 @@ def test_an_answer_that_was_stopped_leaves_no_trace(tmp_path: Path) -> None:
     file.write_text("\n\n".join(DOCS))
     spec = Spec(policy=make_policy("legolink"), max_new_tokens=6)
     stores = [Store(tmp_path / name) for name in ("kept", "plain")]
-    with LibraryReader(model) as reader, TorchEngine(model, stores[0]) as kept, TorchEngine(model, stores[1]) as plain:
-        kept.keep_prefixes()
+    with (
+        LibraryReader(model) as reader,
+        TorchEngine(model, stores[0], None) as kept,
+        TorchEngine(model, stores[1]) as plain,
+    ):
         library, pieces = reader.read([file]), list[str]()
         talks = [Conversation(engine, library, spec, 2) for engine in (kept, plain)]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from pictool.doctor.answers import AnswerCheck, examine_answers
 from pictool.doctor.exactness import examine_exactness
 from pictool.doctor.surroundings import examine_surroundings
-from pictool.doctor.verdict import DoctorReport, OnVerdict, Verdict, VerdictStatus, guarded
+from pictool.doctor.verdict import DoctorReport, OnVerdict, Verdict, VerdictStatus, facts_of, guarded
 from pictool.engines import DEFAULT, engine_class
 from pictool.engines.base import Engine
 from pictool.engines.torch import TorchEngine
@@ -102,8 +102,8 @@ def _open(examination: Examination, opened: list[Model]) -> Verdict:
         f"{model.max_positions} positions, {model.dtype} on {model.device}; loaded in {seconds:.1f} s"
     )
     values = {
-        "name": model.name, "architecture": model.config.model_type, "dtype": model.dtype, "device": model.device,
-        "rope": getattr(model.config, "rope_parameters", None), "load_s": seconds,
+        "architecture": model.config.model_type, "weights": weights,
+        "rope": getattr(model.config, "rope_parameters", None), "load_s": seconds, **facts_of(model),
     }  # fmt: skip
     return Verdict("model", "model", VerdictStatus.OK, text, values)
 

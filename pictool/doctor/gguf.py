@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pictool.core import Chunk
 from pictool.doctor.answers import AnswerCheck, examine_answers
-from pictool.doctor.verdict import Verdict, VerdictStatus, guarded, within
+from pictool.doctor.verdict import Verdict, VerdictStatus, facts_of, guarded, within
 from pictool.engines import engine_of
 from pictool.engines.llamacpp.model import GgufModel, open_gguf
 from pictool.engines.llamacpp.state import read_rows
@@ -102,7 +102,7 @@ def _open(name: str, device: str, dtype: str, opened: list[GgufModel]) -> Verdic
         f"{model.name}: {model.facts.architecture}, {model.geometry.layers} layers{window}, {model.max_positions} "
         f"positions, KV in {model.dtype}{moved}; loaded in {seconds:.1f} s"
     )
-    values = {"name": model.name, "architecture": model.facts.architecture, "dtype": model.dtype, "load_s": seconds}
+    values = {"architecture": model.facts.architecture, "load_s": seconds, **facts_of(model)}
     return Verdict("model", "model", VerdictStatus.OK, text, values)
 
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pictool.engines.answer_file import model_identity
 from pictool.errors import PicError
+from pictool.linker.policies import make_policy, policies
+
+if TYPE_CHECKING:
+    from pictool.runtime.model import Model
 
 _MAX_REASON = 500  # characters of an error that nobody foresaw
 
@@ -57,6 +62,15 @@ class DoctorReport:
 
     def report(self) -> dict[str, Any]:
         return {"is_good": self.is_good, "verdicts": [asdict(verdict) for verdict in self.verdicts]}
+
+
+def facts_of(model: Model) -> dict[str, Any]:
+    """What a report says of a model; `policies` are those that it runs without a second one, or stored beginnings."""
+    known = [
+        policy for policy in map(make_policy, policies()) if not (policy.needs.model_field or policy.needs.chain_block)
+    ]
+    runnable = [policy.name for policy in known if model.links(policy)]
+    return {"name": model.name, **model_identity(model), "positions": model.max_positions, "policies": runnable}
 
 
 def within(section: str, check: str, difference: float, limit: float, what: str) -> Verdict:

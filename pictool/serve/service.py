@@ -26,15 +26,10 @@ from pictool.serve.parsed import called, parsed
 from pictool.serve.prompts.explained import summary
 from pictool.serve.prompts.learning import texts_of
 from pictool.serve.prompts.logged import logged
-<<<<<<< HEAD
-from pictool.serve.prompts.reading import hint_of
-from pictool.serve.tenants import OPERATOR, Keys, Tenant
-=======
 from pictool.serve.prompts.reading import documents_of, hint_of
 from pictool.serve.prompts.retrieving import RetrievedDocument, texts_beside
 from pictool.serve.schema import DocumentQuery, Documents
-from pictool.serve.tenants import Keys, Tenant
->>>>>>> wt-c33
+from pictool.serve.tenants import OPERATOR, Keys, Tenant
 from pictool.serve.tracing import AnswerSpan
 from pictool.serve.work import (
     AnswerRequest,
@@ -213,14 +208,9 @@ class Service:
                 if isinstance(event, StartEvent):
                     reuse = event.reuse
                     self.metrics.count_prompt(reuse)
-<<<<<<< HEAD
                     self._note(work.tenant, summary(reuse.parts))
-                    event = StartEvent(replace(event.reuse, hint=hint_of(work.linking, texts_of(work.prompt))))
-=======
-                    _log.info("pic: a request of %s: %s", work.tenant.name, summary(reuse.parts))
                     hint = hint_of(work.linking, texts_of(work.prompt))
                     event = StartEvent(replace(event.reuse, hint=hint, retrieved=work.retrieved))
->>>>>>> wt-c33
                 elif isinstance(event, DeltaEvent) and is_first:
                     self.metrics.ttft.observe(time.perf_counter() - started)
                     is_first = False

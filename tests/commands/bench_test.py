@@ -49,6 +49,7 @@ def test_json_says_what_was_run_on_what(
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert found["bench"] == NAMES[[one for one, _ in RUNS].index(run)]
+    assert len(found["model"].pop("fingerprint")) == 64
     assert found["model"] == {"name": "random tiny", "dtype": "float32", "device": "cpu"}
     assert found["options"] == vars(options) and found["machine"]["cpu"] and found["command"] == "pic bench 'a b'"
     labels = [one["label"] for one in found["results"]["curves" if run is run_context else "methods"]]

@@ -16,6 +16,7 @@ from chunks import make_chunk
 from pictool.errors import InputError, ObjectError, StoreError
 from pictool.store.objects.bundles import export_archive, import_archive
 from pictool.store.objects.format import CompiledChunk
+from pictool.store.remote.remote import Remote
 from pictool.store.remote.transfer import pull, push
 from pictool.store.signatures import (
     MAX_LINES,
@@ -212,7 +213,9 @@ def test_a_sidecar_keeps_those_of_the_object_as_it_is(key: SigningKey) -> None:
     assert lines_of(b"\xff" * 100_000) == lines_of(b"x\n" * 50) == []
 
 
-def test_signatures_travel_with_push_and_pull(tmp_path: Path, store: Store, signers: Signers, key: SigningKey) -> None:
+def test_signatures_travel_with_push_and_pull(
+    tmp_path: Path, store: Store, signers: Signers, key: SigningKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
     far = tmp_path / "far"
     signed, unsigned = (store.put(make_chunk(seed)).stem for seed in (1, 2))
     sign_object_file(key, store.path(signed))
@@ -226,11 +229,16 @@ def test_signatures_travel_with_push_and_pull(tmp_path: Path, store: Store, sign
     with pytest.raises(StoreError, match="no such object"):
         pull(here, [unsigned])
     plain = Store(tmp_path / "plain", remote=str(far))
+    monkeypatch.setattr(Remote, "read_signatures", lambda *_: pytest.fail("one request more without the setting"))
     pull(plain, [signed, unsigned])
-    assert read_sidecar(plain.path(signed)) == read_sidecar(store.path(signed)) != b""
+    pull(plain, [signed])
+    monkeypatch.undo()
     sign_object_file(key, store.path(unsigned))  # signed later: what is present gets its signature
     push(sender, [unsigned])
-    pull(plain, [unsigned])
+    requiring = Store(plain.root, remote=str(far), trust=Trust(signers))
+    assert not requiring.has(unsigned)
+    pull(requiring, [signed, unsigned])
+    assert read_sidecar(plain.path(signed)) == read_sidecar(store.path(signed)) != b""
     assert Store(plain.root, trust=Trust(signers)).has(unsigned)
 
 

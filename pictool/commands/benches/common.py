@@ -157,7 +157,12 @@ def make_report(bench: str, model: Model, options: Any, results: dict[str, Any])
         "bench": bench,
         "command": command_line(),
         "machine": machine(),
-        "model": {"name": model.name, "dtype": model.dtype, "device": model.device},
+        "model": {
+            "name": model.name,
+            "fingerprint": model.fingerprint,
+            "dtype": model.dtype,
+            "device": model.device,
+        },
         "options": asdict(options),
         "results": results,
     }

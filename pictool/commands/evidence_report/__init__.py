@@ -1,0 +1,1 @@
+"""The parts of `pic evidence`, and its page."""
