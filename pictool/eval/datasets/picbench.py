@@ -19,7 +19,7 @@ class Picbench(Dataset):
     """Thirteen tasks (`picbench_tasks`) at a grid of numbers and lengths of documents.
 
     Lengths are in words, about: a document is filled up to so many, and longer if its facts are. A task's cases are the
-    same whatever else is asked for. `order` asks each question over the same documents in three orders.
+    same whatever else is asked for, and the first ones are of all tasks. `order` asks each question over the same documents in three orders.
     """
 
     name: ClassVar[str] = "picbench"
@@ -43,10 +43,10 @@ class Picbench(Dataset):
             raise InputError(f"picbench: tasks={','.join(unknown)} must be some of {', '.join(TASKS)}")
 
     def cases(self) -> Iterator[Case]:
-        for count in self.documents:
-            for words in self.words:
-                for task in self.tasks:
-                    for number in range(self.cases_each):
+        for number in range(self.cases_each):
+            for count in self.documents:
+                for words in self.words:
+                    for task in self.tasks:
                         yield from _cases(f"{task}-{count}x{words}-{self.seed}-{number}", task, count, words)
 
 
