@@ -276,7 +276,6 @@ def compile_texts(
     what: Compilation, texts: Sequence[tuple[str, str]], settings: Settings, engine: str | None
 ) -> tuple[Model, list[Compiled], Model | None]:
     """The model, what was compiled, and the small model that measured it, if one did."""
-    from pictool.compiler.forecast import tokens_bytes
     from pictool.compiler.sensitivity import PROBES
     from pictool.core import CompileOptions
     from pictool.runtime.model import require_name
@@ -291,15 +290,7 @@ def compile_texts(
     by_text = [what.chunks(model, text, name) for name, text in texts]
     chunks = [chunk for of_text in by_text for chunk in of_text]
     warn_of_disk(model, store, chunks, CompileOptions(what.sinks, settings.codec))
-    if (states := model.geometry.states) is not None:
-        num_bytes, token_bytes = (
-            states.num_bytes(model.torch_dtype.itemsize),
-            tokens_bytes(model, 64, settings.codec) / 64,
-        )
-        note(
-            f"a hybrid: an object holds {num_bytes / 1e6:.3g} MB of states, as much as the KV of "
-            f"{num_bytes / token_bytes:,.0f} tokens; of shorter texts it is mostly these"
-        )
+    say_states(model, settings.codec)
     with progress("compiling", len(chunks)) as advance, engine_type(model, store) as running:
         compiled = running.compile(
             chunks, CompileOptions(what.sinks, settings.codec, probes), force=what.force, probe_model=measurer,
@@ -314,6 +305,18 @@ def compile_texts(
             known[text] = [RecalledChunk(one.chunk.source.removeprefix(name), len(one.chunk), one.key) for one in done]
         remember(surroundings, known)
     return model, compiled, measurer
+
+
+def say_states(model: Model, codec: str) -> None:
+    """Say what the states of a hybrid's objects take."""
+    from pictool.compiler.forecast import tokens_bytes
+
+    if (states := model.geometry.states) is not None:
+        num_bytes, token_bytes = states.num_bytes(model.torch_dtype.itemsize), tokens_bytes(model, 64, codec) / 64
+        note(
+            f"a hybrid: an object holds {num_bytes / 1e6:.3g} MB of states, as much as the KV of "
+            f"{num_bytes / token_bytes:,.0f} tokens; of shorter texts it is mostly these"
+        )
 
 
 def recalled_rows(

@@ -32,6 +32,7 @@ from pictool.commands.settings.settings import FILE, Settings, find_file
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
+    from pictool.eval.algorithms import Algorithm
     from pictool.eval.cases import SpecOptions
     from pictool.runtime.model import Model
     from pictool.store.store import Store
@@ -134,17 +135,11 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
       pic tune docs/*.txt --questions questions.jsonl --target-answer-kl 0.05
       pic tune docs/*.txt --target-loss 1% --plot frontier.svg
     """
-    from pictool.eval.algorithms import parse_algorithms
-    from pictool.tuning.tune import DEFAULT_POLICIES, NAIVE, TuningResult, tune
+    from pictool.tuning.tune import TuningResult, tune
 
     target = target_of(options)
     check_options(options)
-    with of_command_line():
-        algorithms = parse_algorithms(options.algo or DEFAULT_POLICIES)
-    if target.measure == "left" and all(algorithm.label != NAIVE for algorithm in algorithms):
-        raise UsageError("--target-left: compares with naive; name it with --algo too")
-    if any(algorithm.method is not None for algorithm in algorithms):
-        raise UsageError("--algo: only policies can be tuned; mapreduce and maprerank are not policies")
+    algorithms = algorithms_of(options, target)
     check_inputs(options)
     store, model = open_store(settings), open_model(settings)
     algorithms = algorithms if options.algo else runnable(model, algorithms)
@@ -224,6 +219,20 @@ def check_options(options: TuneOptions) -> None:
         raise UsageError("nothing to tune on; name documents, or questions with --questions")
     if options.plot is not None:
         check_picture(options.plot, options.documents)
+
+
+def algorithms_of(options: TuneOptions, target: TuningTarget) -> list[Algorithm]:
+    """The policies that are compared. Raises UsageError."""
+    from pictool.eval.algorithms import parse_algorithms
+    from pictool.tuning.tune import DEFAULT_POLICIES, NAIVE
+
+    with of_command_line():
+        algorithms = parse_algorithms(options.algo or DEFAULT_POLICIES)
+    if target.measure == "left" and all(algorithm.label != NAIVE for algorithm in algorithms):
+        raise UsageError("--target-left: compares with naive; name it with --algo too")
+    if any(algorithm.method is not None for algorithm in algorithms):
+        raise UsageError("--algo: only policies can be tuned; mapreduce and maprerank are not policies")
+    return algorithms
 
 
 def check_inputs(options: TuneOptions) -> None:

@@ -68,12 +68,7 @@ def _decode_and_keep(
 
 
 def keep_output(
-    store: Store,
-    answer: Answer,
-    tokens: Sequence[int],
-    seam: Sequence[int],
-    text: str,
-    codec: str,
+    store: Store, answer: Answer, tokens: Sequence[int], seam: Sequence[int], text: str, codec: str
 ) -> str | None:
     """Store an output's KV as a generated object.
 

@@ -19,7 +19,8 @@ class Picbench(Dataset):
     """Thirteen tasks (`picbench_tasks`) at a grid of numbers and lengths of documents.
 
     Lengths are in words, about: a document is filled up to so many, and longer if its facts are. A task's cases are the
-    same whatever else is asked for, and the first ones are of all tasks. `order` asks each question over the same documents in three orders.
+    same whatever else is asked for, and the first ones are of all tasks. `order` asks each question over the same
+    documents in three orders.
     """
 
     name: ClassVar[str] = "picbench"
