@@ -18,7 +18,8 @@ from pictool.eval.metrics import METRICS
 from pictool.eval.results import CaseResult
 from pictool.eval.statistics import Estimate, clustered_mean
 
-_SIZE = re.compile(r"\b\d+x\d+\b")  # in an id of picbench
+_SIZE = re.compile(r"\b\d+x\d+\b")  # in ids of picbench: number and length of documents
+_ORDER = re.compile(r"(order-\d+x\d+-\d+-\d+)-\d+")  # there: a question over the same documents in another order
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def summarise(evaluation: Evaluation, metric: str | None = None) -> Summary:
         InputError: no such metric.
     """
     require_metric(metric)
-    group_of = {case_id: number for number, group in enumerate(evaluation.groups) for case_id in group}
+    group_of = _group_of(evaluation.groups)
     by_label: dict[str, list[CaseResult]] = {algorithm.label: [] for algorithm in evaluation.algorithms}
     for result in evaluation.results:
         by_label[result.label].append(result)
@@ -125,12 +126,21 @@ def summarise(evaluation: Evaluation, metric: str | None = None) -> Summary:
     metrics = {metric or result.metric for result in every}
     return Summary(
         title=evaluation.header.title, results=str(evaluation.path), header=evaluation.header.report(),
-        metric=metrics.pop() if len(metrics) == 1 else "score", questions=len(every), units=len(evaluation.groups),
+        metric=metrics.pop() if len(metrics) == 1 else "score", questions=len(every), units=len(set(group_of.values())),
         verified=len(full),
         skipped=evaluation.skipped, kinds=kinds, sizes=sizes,
         tokens=fmean(result.tokens for result in every),
         lines=[maker.line(algorithm, by_label[algorithm.label]) for algorithm in evaluation.algorithms],
     )  # fmt: skip
+
+
+def _group_of(groups: Sequence[Sequence[str]]) -> dict[str, int]:
+    """The number of each case's set of documents; all orders of them are one set."""
+    sets = dict[str, int]()
+    return {
+        case_id: sets.setdefault(found[1], number) if (found := _ORDER.fullmatch(case_id)) else number
+        for number, group in enumerate(groups) for case_id in group
+    }  # fmt: skip
 
 
 def _several(parts: Iterable[str]) -> dict[str, int]:
@@ -209,11 +219,10 @@ class _LineMaker:
 
 
 def _reordered(pairs: Sequence[tuple[CaseResult, CaseResult]]) -> float | None:
-    """Cases of `order` differ by the last number of their ids."""
     orders = defaultdict[str, list[tuple[str, str]]](list)
     for result, full in pairs:
-        if result.kind == "order":
-            orders[result.id.rpartition("-")[0]].append((result.answer, full.answer))
+        if found := _ORDER.fullmatch(result.id):
+            orders[found[1]].append((result.answer, full.answer))
     differ = [
         one[0] != other[0] for some in orders.values() for one, other in combinations(some, 2) if one[1] == other[1]
     ]

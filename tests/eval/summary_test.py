@@ -126,11 +126,15 @@ def test_answers_that_the_order_of_documents_changes() -> None:
     """Full says A, A, B: one pair of orders is comparable; naive says A, C, C to these: it changes."""
     answers = {"full": "AAB", "naive": "ACC", "maprerank": "DDE"}
     rows = [
-        [replace(row, id=f"order-{i}", kind="order", answer=answers[row.label][i]) for i, row in enumerate(rows)]
+        [replace(row, id=f"order-4x50-0-7-{i}", answer=answers[row.label][i]) for i, row in enumerate(rows)]
         for rows in ROWS
     ]
-    evaluation = replace(made(rows), groups=(("order-0",), ("order-1",), ("order-2",)))
-    assert [line.reordered for line in summarise(evaluation).lines] == [0.0, 1.0, 0.0]
+    evaluation = replace(made(rows), groups=tuple((f"order-4x50-0-7-{i}",) for i in range(3)))
+    found = summarise(evaluation)
+    assert [line.reordered for line in found.lines] == [0.0, 1.0, 0.0] and found.units == 1
+    others = [[replace(row, id=f"order-{i}", kind="order") for i, row in enumerate(rows)] for rows in rows]
+    unrelated = summarise(replace(made(others), groups=tuple((f"order-{i}",) for i in range(3))))
+    assert [line.reordered for line in unrelated.lines] == [None] * 3 and unrelated.units == 3
 
 
 def test_another_metric_scores_all(summary: Summary) -> None:
