@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from pictool.bench.options import TRANSFORMERS, ContextOptions
 from pictool.bench.prompts import BenchPrompt, compile_for, random_chunks, random_tail, require_positions
 from pictool.bench.repeats import MedianRange, OnRun, interleave, median_or_none, median_ratio
 from pictool.bench.roofline import Rates, measure_rates
-from pictool.bench.single_request import Measurement, baseline_runs, run_linked
+from pictool.bench.single_request import Measurement, baselines_of, run_linked
 from pictool.bench.sync import with_full
 from pictool.core import Chunk
 from pictool.linker.grid import LabelledPolicy
@@ -145,8 +145,10 @@ def bench_context(
     rates = measure_rates(model.device, model.dtype)
     samples_at: dict[int, dict[str, list[Measurement]]] = {}
     ended: dict[str, int] = {}
+    measured_baselines = baselines_of(model)
     for tokens, prompt in make_prompts(model, policies, options, Store(directory / "objects")):
-        runs = _runs(model, policies, options.is_cold, prompt)
+        baselines = measured_baselines(prompt.ids(model), 1)
+        runs = _runs(model, policies, options.is_cold, prompt, baselines)
         runs = {label: run for label, run in runs.items() if label not in ended}
         measured = interleave(runs, options.repeats, on_run)
         ended |= {label: tokens for label, samples in measured.items() if None in samples}
@@ -182,13 +184,13 @@ def make_prompts(
 
 
 def _runs(
-    model: Model, policies: Sequence[LabelledPolicy], is_cold: bool, prompt: BenchPrompt
-) -> dict[str, MeasuredRun]:
+    model: Model, policies: Sequence[LabelledPolicy], is_cold: bool, prompt: BenchPrompt,
+    baselines: Mapping[str, Callable[[], Measurement]],
+) -> dict[str, MeasuredRun]:  # fmt: skip
     runs: dict[str, MeasuredRun] = {
         labelled.label: _unless_out_of_memory(partial(run_linked, model, prompt, labelled.policy, 0, is_cold))
         for labelled in policies
     }
-    baselines = baseline_runs(model, prompt.ids(model), 1)
     return runs | {label: _unless_out_of_memory(run) for label, run in baselines.items()}
 
 

@@ -89,11 +89,13 @@ def run_linked(
     )  # fmt: skip
 
 
-def baseline_runs(model: Model, ids: list[int], new_tokens: int) -> dict[str, Callable[[], Measurement]]:
-    """`transformers`, beside the policies; nothing for a GGUF file, whose `full` is llama.cpp's own prefill."""
+def baselines_of(model: Model) -> Callable[[list[int], int], dict[str, Callable[[], Measurement]]]:
+    """What measures `transformers` on ids and a number of new tokens; nothing for a GGUF file, whose `full` is
+    llama.cpp's own prefill. Its module is made once."""
     if not model.is_of_transformers:
-        return {}
-    return {TRANSFORMERS: partial(run_transformers, model, transformers_module(model), ids, new_tokens)}
+        return lambda ids, new_tokens: {}
+    module = transformers_module(model)
+    return lambda ids, new_tokens: {TRANSFORMERS: partial(run_transformers, model, module, ids, new_tokens)}
 
 
 @dataclass

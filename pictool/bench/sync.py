@@ -12,7 +12,7 @@ from pictool.bench.options import PromptOptions
 from pictool.bench.prompts import make_prompt
 from pictool.bench.repeats import MedianRange, OnRun, interleave, median_or_none, median_ratio
 from pictool.bench.roofline import Rates, measure_rates
-from pictool.bench.single_request import Measurement, baseline_runs, run_linked
+from pictool.bench.single_request import Measurement, baselines_of, run_linked
 from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies import BASELINE
 from pictool.store.store import Store
@@ -82,7 +82,7 @@ def bench_sync(
         labelled.label: partial(run_linked, model, prompt, labelled.policy, options.new_tokens, options.is_cold)
         for labelled in policies
     }
-    runs |= baseline_runs(model, ids, options.new_tokens)
+    runs |= baselines_of(model)(ids, options.new_tokens)
     rates = measure_rates(model.device, model.dtype)
     samples = interleave(runs, options.repeats, on_run)
     rates = rates.or_better(measure_rates(model.device, model.dtype))
