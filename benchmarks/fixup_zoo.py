@@ -2,7 +2,7 @@
 
     python -m benchmarks.fixup_zoo measure            # every model of the zoo that is trained → fixup_zoo.json
     python -m benchmarks.fixup_zoo table              # the tables of the study, from both results
-    python -m benchmarks.fixup_zoo compose            # unions → fixup_zoo_compose.json
+    python -m benchmarks.fixup_zoo compose            # rows of two policies → fixup_zoo_compose.json
     python -m benchmarks.fixup_zoo plot               # its picture → docs/images/fixup_zoo.svg
 
 Prompts are held-out worlds of each model, of 6 chunks of about 20 or 60 tokens. Every recipe makes a table for each
@@ -20,10 +20,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,10 +35,19 @@ from benchmarks.output import write_results
 from pictool import Chunk, Model, Store, compile, link, load_model
 from pictool.core import Layout
 from pictool.engines.base import first_token_kl
-from pictool.linker.grid import parse_grid
+from pictool.linker.grid import parse_policy
 from pictool.linker.policies import make_policy
 from pictool.linker.policies import policies as all_policies
-from pictool.linker.policies.base import count_of, first_rows, highest
+from pictool.linker.policies.base import (
+    Deviation,
+    Needs,
+    Policy,
+    Prompt,
+    Selection,
+    count_of,
+    first_rows,
+    highest,
+)
 from pictool.runtime.attention import Rows, Run
 from pictool.runtime.chat.template import make_frame
 from pictool.runtime.memory.caches import CapturingCache, PrefixedCache
@@ -280,8 +289,7 @@ def measure_prompt(subject: Subject, size: int, index: int, probes: Mapping[str,
         for name in ("cacheblend", "speccache"):
             second = f":spec_model={subject.speculative}" if name == "speccache" else ""
             for ratio in RATIOS:
-                (labelled,) = parse_grid([f"{name}:ratio={ratio}{second}"])
-                answers[f"{name} @ {ratio}"] = reply(labelled.policy)
+                answers[f"{name} @ {ratio}"] = reply(parse_policy(f"{name}:ratio={ratio}{second}"))
     return records_of(answers, questions)
 
 
@@ -394,13 +402,50 @@ def plot(_: argparse.Namespace) -> None:
         figure.savefig(PICTURE.with_suffix(".png"), dpi=150, metadata={"Software": None})
 
 
-# compose: unions. Rows depend on the question, so each is linked on its own.
+# compose: rows of two policies. They depend on the question, so each is linked on its own.
 
 COMPOSED = Path("benchmarks/results/fixup_zoo_compose.json")
 COMPOSITIONS = (
-    "fixup-5", "fixup-5+speccache-5@5", "fixup-10", "fixup-5+speccache-5", "fixup-5+legolink-2", "cacheblend-5",
-    "fixup-5+cacheblend-5",
+    "fixup-5", "fixup-10", "fixup-5+speccache-5", "fixup-5+legolink-2", "cacheblend-5", "fixup-5+cacheblend-5",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Both(Policy):
+    """The rows of two policies; those of the first stay on where the second narrows its own."""
+
+    name: ClassVar[str] = "both"
+    reference: ClassVar[str] = "docs/studies/fixups.md"
+    first: Policy = field(default_factory=lambda: parse_policy("fixup-5"))
+    second: Policy = field(default_factory=lambda: parse_policy("legolink-2"))
+
+    @property
+    def needs(self) -> Needs:
+        first, second = self.first.needs, self.second.needs
+        return replace(second, tables=first.tables or second.tables, all_tables=first.all_tables or second.all_tables)
+
+    @property
+    def spec_model(self) -> str:
+        return self.second.second_model
+
+    def prepare(self, model: Model) -> None:
+        self.second.prepare(model)
+
+    def select(self, prompt: Prompt) -> Selection:
+        return Selection(self.first.select(prompt).rows | self.second.select(prompt).rows)
+
+    def check_layers(self, num_layers: int) -> tuple[int, ...]:
+        return self.second.check_layers(num_layers)
+
+    def narrow(self, prompt: Prompt, layer: int, deviation: Deviation) -> Selection:
+        kept = self.first.select(prompt).rows & deviation.rows
+        return Selection(self.second.narrow(prompt, layer, deviation).rows | kept)
+
+
+def composition(label: str, second_model: str) -> Policy:
+    """The policy of a label, or of two that are joined by `+`."""
+    parts = [parse_policy(part).with_default_model(second_model) for part in label.split("+")]
+    return Both(*parts) if len(parts) > 1 else parts[0]
 
 
 def compose(options: argparse.Namespace) -> None:
@@ -441,19 +486,18 @@ def _composed(subject: Subject, index: int, labels: Sequence[str]) -> Iterable[t
     """Policy, KL of the first token from full, and share of context rows; of every question of one prompt."""
     model, world = subject.model, subject.prompt(20, index)
     pages = [Chunk(page, model.encode(page), "page") for page in world.pages]
-    policies = parse_grid(labels)
     with tempfile.TemporaryDirectory() as directory:
         store = Store(directory)
         compile(model, store, pages, probes=PROBES, probe_model=model)
         for question in questions_of(world, 3):
             frame = make_frame(model, question.text)
             full = link(model, store, pages, frame.tail, make_policy("full"), head=frame.head).image.logits
-            for labelled in policies:
-                policy = labelled.policy.with_default_model(subject.speculative)
+            for label in labels:
+                policy = composition(label, subject.speculative)
                 linked = link(model, store, pages, frame.tail, policy, head=frame.head)
                 assert full is not None and linked.image.logits is not None
                 share = linked.recomputed / linked.image.layout.num_context
-                yield labelled.label, first_token_kl(full, linked.image.logits), share
+                yield label, first_token_kl(full, linked.image.logits), share
 
 
 def main() -> None:

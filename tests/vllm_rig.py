@@ -45,7 +45,6 @@ MODULE = "pictool.engines.vllm.connector"
 POLICIES = (  # all that link in vLLM, but for SpecCache, which needs a second model
     "full", "naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15", "cacheblend-30:on=kv",
     "cacheblend-15:filter=single", "cacheblend-0", "cacheblend-100", "fixup-10", "fixup:budget=auto:first=2",
-    "fixup-5+legolink-4", "legolink-4+cacheblend-15", "cacheblend-15+fixup-10",
 )  # fmt: skip
 
 SIZE: dict[str, Any] = {

@@ -173,7 +173,6 @@ def policy_table(_: str) -> str:
 def _policy_row(name: str, policy: type) -> tuple[str, ...]:
     file = Path(inspect.getfile(policy)).relative_to(ROOT)
     source = re.sub(r"docs/(\S+/(\w+)\.md)", r"[\2](../\1)", policy.reference)  # type: ignore[attr-defined]
-    source = source.replace("../reference/policies.md", "#union")
     first = _phrase(_first_line(policy.__doc__ or "").partition(": ")[2])
     return f"`{name}`", source, first, f"[{file.name}](../../{file})"
 

@@ -49,7 +49,7 @@ def static_share(model: Model, policy: Policy, size: PromptSize) -> float:
     needs = policy.needs
     if needs.tables or needs.runs_model or policy.check_layers(model.geometry.layers):
         raise InputError(
-            f"the rows of {label_of(policy)} depend on the content of documents and prompts; plan one of its parts"
+            f"the rows of {label_of(policy)} depend on the content of documents and prompts; plan a fixed share"
         )
     bounds = [1 + round(i * (size.context - 1) / size.objects) for i in range(size.objects + 1)] if size.objects else []
     chunks = [[0] * (end - start) for start, end in itertools.pairwise(bounds)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pictool.errors import InputError
@@ -13,10 +13,6 @@ from pictool.linker.policies import make_policy, policies, unknown_policy
 from pictool.linker.policies.base import Policy
 
 _NUMBERS = re.compile(r"\d+(\+\d+)+")
-_JOINT = re.compile(r"\+(?=[a-z])")  # between policies; a digit after it is of a list of numbers
-MAX_PARTS = 8  # policies of a union
-_BUDGET = re.compile(r"@(\d+(?:\.\d+)?)$")
-UNION = "union"  # the policy that several make
 
 
 @dataclass(frozen=True)
@@ -31,8 +27,7 @@ def parse_grid(specs: Sequence[str]) -> list[LabelledPolicy]:
     """The policies that specifications name, in their order, each once.
 
     A specification is a policy's name; NAME-NUMBER, where the number is the policy's knob (a share in per cent); or
-    NAME:FIELD=VALUE[,VALUE…][:FIELD=…], which is every combination. A list of numbers as one value is 1+2+8. Several
-    of these joined by `+` are a `union` of policies; `@10` after them is its budget in per cent.
+    NAME:FIELD=VALUE[,VALUE…][:FIELD=…], which is every combination. A list of numbers as one value is 1+2+8.
 
     Raises:
         InputError: no such policy or field, or a value that does not fit.
@@ -47,9 +42,6 @@ def parse_policy(spec: str) -> Policy:
     Raises:
         InputError: as `parse_grid`; or a grid of several, which is not expanded.
     """
-    parts, budget = _split(spec)
-    if len(parts) > 1:
-        return _union([parse_policy(part) for part in parts], budget)
     name, values = _parse(spec)
     for field, items in values.items():
         if len(items) != 1:
@@ -67,18 +59,6 @@ def named_policy(name: str, values: Mapping[str, Any] | None = None) -> Policy:
         return make_policy(name, values)
     policy = parse_policy(name)
     return make_policy(policy.name, {**policy.params, **values}) if values else policy
-
-
-def parse_parts(text: str) -> tuple[Policy, ...]:
-    """The policies of specifications that are joined by `+`; one alone is a single part.
-
-    Raises:
-        InputError: as `parse_policy`; or a budget, which is that of the whole.
-    """
-    parts, budget = _split(text)
-    if budget is not None and len(parts) > 1:
-        raise InputError(f"{text}: @ is the budget of a union, in its field budget")
-    return tuple(parse_policy(part) for part in parts)
 
 
 def parse_repeatable(specs: Sequence[str]) -> list[LabelledPolicy]:
@@ -100,10 +80,6 @@ def label_of(policy: Policy) -> str:
     """The name under which `parse_grid` finds an equal policy again."""
     default = {field.name: field.default for field in fields(policy)}
     shown = {name: value for name, value in policy.params.items() if value != default[name]}
-    if policy.name == UNION:
-        label = "+".join(label_of(part) for part in parse_parts(policy.params["parts"]))
-        second = f":spec_model={shown['spec_model']}" if "spec_model" in shown else ""
-        return f"{label}{second}@{policy.params['budget'] * 100:.10g}" if "budget" in shown else label + second
     label, knob = policy.name, policy.knob
     if knob is not None and (numbered := f"{label}-{knob.text(policy.params[knob.field])}") not in policies():
         label = numbered  # legolink with k = 0 is not the policy legolink-0
@@ -113,39 +89,9 @@ def label_of(policy: Policy) -> str:
 
 def _expand(spec: str) -> Iterable[Policy]:
     """Every combination of a specification's values."""
-    parts, budget = _split(spec)
-    if len(parts) > 1:
-        for each in itertools.product(*(list(_expand(part)) for part in parts)):
-            yield _union(each, budget)
-        return
     name, values = _parse(spec)
     for chosen in itertools.product(*values.values()):
         yield make_policy(name, dict(zip(values, chosen, strict=True)))
-
-
-def _split(spec: str) -> tuple[list[str], float | None]:
-    """The specifications that are joined to a union, and its budget; of any other, itself.
-
-    Raises:
-        InputError: too many: a server parses what requests ask for.
-    """
-    parts = _JOINT.split(spec, MAX_PARTS)
-    if len(parts) > MAX_PARTS:
-        raise InputError(f"{spec[:80]}…: joins more than {MAX_PARTS} policies; name fewer")
-    found = _BUDGET.search(spec)
-    if found is None or len(parts) == 1:
-        return parts, None
-    return [*parts[:-1], parts[-1][: found.start() - found.end()]], float(found.group(1)) / 100
-
-
-def _union(parts: Sequence[Policy], budget: float | None) -> Policy:
-    """The union of policies. A second model that a part names is that of all."""
-    models = {part.second_model for part in parts} - {""}
-    if len(models) > 1:
-        raise InputError(f"{'+'.join(map(label_of, parts))}: names two second models; all parts take the same")
-    unnamed = [replace(part, **{part.needs.model_field: ""}) if part.second_model else part for part in parts]
-    values = {"parts": "+".join(map(label_of, unnamed)), "spec_model": next(iter(models), "")}
-    return make_policy(UNION, values if budget is None else {**values, "budget": budget})
 
 
 def policy_with_options(name: str, values: Mapping[str, Any]) -> Policy:

@@ -24,7 +24,7 @@ class Narrowing:
         self, prompt: Prompt, policy: Policy, selection: Selection, always: RowMask, never: RowMask | None = None
     ) -> None:
         self._never = never
-        self._prompt, self._policy, self._always = prompt, policy, always.copy()
+        self._prompt, self._policy, self._always = prompt, policy, always
         self.scores: Scores | None = None
         self.on = self._take(selection)
 
@@ -46,8 +46,6 @@ class Narrowing:
 
     def _take(self, selection: Selection) -> RowMask:
         """The rows [n] that go on, with those that always do; scores stay as the policy first gave them."""
-        if selection.keep is not None:
-            self._always[: len(selection.keep)] |= selection.keep
         rows = self._always.copy()
         rows[: len(selection.rows)] |= selection.rows
         if self._never is not None:

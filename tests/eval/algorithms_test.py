@@ -50,7 +50,7 @@ def test_methods_take_fields_and_prompts_with_colons() -> None:
         (
             "lego",
             "algorithm 'lego': must be one of cacheblend, fixup, full, legolink, legolink-0, naive, prefix, "
-            "speccache, union, mapreduce",
+            "speccache, mapreduce",
         ),
         ("mapreduce:k=2", "mapreduce has no field 'k'"),
         ("mapreduce-3", "algorithm 'mapreduce-3': must be one of"),

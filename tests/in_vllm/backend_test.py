@@ -540,7 +540,6 @@ WRONG: list[tuple[int, dict[str, Any]]] = [
     (422, {"top_p": 0}),
     (422, {"seed": 1 << 64}),
     (400, {"pic": {"policy": "speccache-15"}}),
-    (400, {"pic": {"policy": "fixup-10+speccache-15"}}),
     (400, {"pic": {"policy": "fixup-10"}, "cache_ids": "ALL"}),
     (400, {"chat_template": "x", "documents": [{"text": TEXTS[0]}]}),
     (400, {"stop": "\ud800"}),

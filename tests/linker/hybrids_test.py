@@ -447,7 +447,7 @@ def _named(policy: str) -> tuple[str, dict[str, Any]]:
 # Refusals
 
 
-@pytest.mark.parametrize("policy", ["cacheblend", "fixup", "legolink-0", "prefix", "speccache", "union"])
+@pytest.mark.parametrize("policy", ["cacheblend", "fixup", "legolink-0", "prefix", "speccache"])
 def test_policies_that_need_more_than_a_cut_are_refused_by_name(policy: str, store: Store) -> None:
     with pytest.raises(InputError, match=f"^{policy}: bamba is a hybrid.*use full, naive or legolink"):
         run(subject("bamba"), store, make_policy(policy, {}), make_chunks((17,)))

@@ -187,11 +187,11 @@ def at(match: Match, start: int) -> Match:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral-window", "gpt_oss", "deepseek_v3"])
-@pytest.mark.parametrize("name", ["naive", "legolink", "cacheblend", "fixup+legolink"])
+@pytest.mark.parametrize("name", ["naive", "legolink", "cacheblend"])
 def test_what_a_linked_part_touched_serves_its_own_kind_alone(architecture: str, name: str, store: Store) -> None:
     """Rule 12. Head (40), a document (29), and what follows on it."""
     model, rng = subject(architecture).model, random.Random(name)
-    policy = make_policy("union", {"parts": "legolink-4+naive"}) if "+" in name else default_policy(name)
+    policy = default_policy(name)
     match, pool = compiled(model, store, 29), pool_of(model, 4 * (220 + GROWTH))
     head, tail, more = drawn(rng, 40), drawn(rng, 60), drawn(rng, 30)
     first = [*head, *match.tokens.tolist(), *tail]

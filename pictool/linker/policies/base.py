@@ -46,14 +46,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows to compute, and why: `scores` are what they were chosen by, if the policy has any.
-
-    `keep`, of a policy that narrows, are those of the rows that go on whatever `narrow` selects.
-    """
+    """Rows to compute, and why: `scores` are what they were chosen by, if the policy has any."""
 
     rows: RowMask  # [N]
     scores: Scores | None = None  # [N] or [n], one per token
-    keep: RowMask | None = None  # [N]
 
 
 @dataclass(frozen=True)
@@ -160,11 +156,6 @@ class Policy(ABC):
     @property
     def params(self) -> dict[str, Any]:
         return asdict(self)
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Its name, and those of the policies that it is made of."""
-        return frozenset({self.name})
 
     @property
     def needs(self) -> Needs:

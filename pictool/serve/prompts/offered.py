@@ -29,8 +29,8 @@ def offered_policy(spec: str, default: Policy, allowed: Collection[str] | None) 
 
 
 def require_offered(policy: Policy, default: Policy, allowed: Collection[str] | None) -> None:
-    """Refuse a policy that a server does not offer, or one that is made of such. Raises ApiError."""
-    if allowed is not None and (others := policy.names - {*allowed, *default.names, BASELINE}):
-        raise ApiError(400, f"policy: {min(others)} is not one of this server's", param="pic.policy")
+    """Refuse a policy that a server does not offer. Raises ApiError."""
+    if allowed is not None and policy.name not in {*allowed, default.name, BASELINE}:
+        raise ApiError(400, f"policy: {policy.name} is not one of this server's", param="pic.policy")
     if policy.second_model and policy.second_model != default.second_model:
         raise ApiError(400, "policy: its second model is not the one of this server", param="pic.policy")

@@ -23,7 +23,6 @@ from pictool.engines.vllm.request import CompileParams, LinkParams, ObjectRef, P
 from pictool.engines.vllm.scheduler.planning import Planner
 from pictool.engines.vllm.worker.kv import KVHeads, ObjectReader
 from pictool.errors import InputError
-from pictool.linker.grid import parse_policy
 from pictool.linker.plan import LinkPlan, Span, make_plan
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
@@ -108,21 +107,6 @@ def test_the_tables_of_the_objects_select_the_rows_that_the_torch_engine_selects
     assert np.array_equal(rows[head_end:], linked.rows[0][head_end : layout.num_context])
     assert 0 < rows[head_end:].sum() < 20
     assert rows[:head_end].all() == (plan.spans[0].key is None)
-
-
-def test_beside_a_policy_that_narrows_the_tables_select_what_stays_on(
-    model: Model, store: Store, planner: Planner
-) -> None:
-    """The forward, which has no tables, narrows from what is selected here."""
-    (key,) = (compiled.key for compiled in compile(model, store, [FIRST], probes=4))
-    tokens = rig.ids(*HEAD, *FIRST.tokens, *TAIL)
-    static = planner.plan(request_of(FIXUP, (key, 3)), tokens)
-    plan = planner.plan(request_of(parse_policy("fixup-20+cacheblend-10"), (key, 3)), tokens)
-    assert static is not None and plan is not None
-    assert planner.select(plan) is None
-    first = planner.first_selection(plan)
-    assert first.rows.all() and first.keep is not None and 0 < first.keep.sum() < 6
-    assert np.array_equal(first.keep, planner.first_selection(static).rows)
 
 
 def test_tokens_without_an_object_and_the_end_of_one_that_is_cut(model: Model, store: Store, planner: Planner) -> None:

@@ -46,11 +46,8 @@ def test_rows_of_other_tables_are_told_apart() -> None:
     rows, every = np.eye(3, 8, dtype=bool), np.ones(8, dtype=bool)
     assert len({factory.salt_of(plan, None, selected) for selected in (None, *rows)}) == 4
     assert factory.salt_of(plan, None, rows[0]) == factory.salt_of(plan, None, rows[0].copy())
-    kept, ranked = (
-        [Selection(every, keep=row) for row in rows],
-        [Selection(every, -row.astype(np.float32)) for row in rows],
-    )
-    for narrowed in (kept, ranked):  # from a layer on; what tables select of it
+    ranked = [Selection(every, -row.astype(np.float32)) for row in rows]
+    for narrowed in ([Selection(row) for row in rows], ranked):  # from a layer on; what tables select of it
         planned = [PromptPlan(plan, None, first).selected for first in narrowed]
         assert len({factory.salt_of(plan, None, selected) for selected in planned}) == 3
 

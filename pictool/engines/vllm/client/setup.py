@@ -59,7 +59,7 @@ class ConnectorSettings:
             `pic serve` may in any case.
         device: device of the policy's small model (`speccache`).
         any_model: let requests name the small model; else only that of `policy` is loaded.
-        policies: policies that requests may choose beside `policy`, of a union every part; by default all.
+        policies: policies that requests may choose beside `policy`; by default all.
         show_problems: tell clients in full why a request was not linked, paths and keys included. Only for
             servers whose clients own the store.
         step_bytes: bytes of objects that a step with other work copies at most.

@@ -141,9 +141,9 @@ class Planner:
     def _require_allowed(self, policy: Policy) -> None:
         """A client chooses among the server's policies, and has no directory or name of a hub loaded as a model."""
         name, default, allowed = policy.second_model, self._settings.policy, self._settings.policies
-        if allowed is not None and (others := policy.names - {*default.names, *allowed}):
+        if allowed is not None and policy.name not in {default.name, *allowed}:
             raise RequestError(
-                f"policy: {min(others)!r} is not one of this server's: {', '.join((default.name, *allowed))}"
+                f"policy: {policy.name!r} is not one of this server's: {', '.join((default.name, *allowed))}"
             )
         if name and not self._settings.any_model and name != default.second_model:
             raise RequestError(

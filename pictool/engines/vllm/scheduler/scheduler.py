@@ -93,7 +93,7 @@ class PromptPlan:
         """All that was selected before layer 0."""
         if self.first is None:
             return np.asarray(self.rows)
-        parts = (self.first.rows, self.first.keep, self.first.scores)
+        parts = (self.first.rows, self.first.scores)
         return np.concatenate([part.view(np.uint8) for part in parts if part is not None])
 
 
