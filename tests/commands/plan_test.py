@@ -170,15 +170,6 @@ def test_a_length_needs_no_documents(plan: Any) -> None:
     assert plan("--tokens", 400, "--chunk-tokens", 100, "--json").json["objects"] == 4
 
 
-def test_rows_that_depend_on_the_documents_are_not_planned(plan: Any, machine: Machine) -> None:
-    algo = "fixup:budget=auto"
-    outcome = plan("--tokens", 400, "--algo", algo)
-    assert outcome.code == 1 and outcome.err == (
-        f"pic: error: the rows of {algo} depend on the content of documents and prompts; plan a fixed share\n"
-    )
-    assert machine.measured == 0
-
-
 def test_a_codec_s_bytes_and_decoding_count(plan: Any, machine: Machine) -> None:
     plain = plan("--tokens", 400, "--json").json
     coded = plan("--tokens", 400, "--codec", "int8", "--json").json
