@@ -20,7 +20,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALL_LLAMACPP := $(LLAMACPP)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-llamacpp.txt
 
 INSTALL_AIDER = $(AIDER)/bin/python -m pip install --quiet --no-deps --requirement constraints-aider.txt
-INSTALL_CLIENTS = $(CLIENTS)/bin/python -m pip install --quiet $(if $(filter constraints-%,$(CLIENT_PINS)),--no-deps) --requirement $(CLIENT_PINS)
+INSTALL_CLIENTS = $(CLIENTS)/bin/python -m pip install --quiet --no-deps --requirement $(CLIENT_PINS)
 
 .NOTPARALLEL:
 .PHONY: demo test test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents fuzz fuzz-vllm faults check lock model zoo fixtures reference bench evidence soak gpu gpu-wheels fresh wheel clean
@@ -53,7 +53,7 @@ test-llamacpp: $(LLAMACPP)/.ready
 test-prometheus: $(READY)
 	$(BIN)/python -m pytest tests/in_prometheus --require-all
 
-# Clients of the server, unmodified (docs/reference/clients.md): wrappers in an environment of their own, and npm's. All must run.
+# Clients of the server, unmodified (docs/reference/clients.md): in an environment of their own, and npm's. All must run.
 test-clients: $(READY) $(CLIENTS)/.ready tests/clients/node_modules/.ready
 	PIC_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/clients --require-all
 
@@ -64,7 +64,10 @@ test-agents: $(READY) $(AIDER)/.ready tests/agents/node_modules/.ready
 # The clients' tests with the newest versions that tests/clients/requirements.txt and package.json allow.
 clients-newest: $(READY)
 	rm -rf .venv-clients-newest tests/clients/node_modules
-	$(MAKE) test-clients CLIENTS=.venv-clients-newest CLIENT_PINS=tests/clients/requirements.txt NPM_INSTALL='update --no-package-lock'
+	$(INSTALL) uv
+	mkdir .venv-clients-newest
+	$(BIN)/uv pip compile --quiet tests/clients/requirements.txt --output-file .venv-clients-newest/pins.txt
+	$(MAKE) test-clients CLIENTS=.venv-clients-newest CLIENT_PINS=.venv-clients-newest/pins.txt NPM_INSTALL='update --no-package-lock'
 	rm -rf tests/clients/node_modules
 
 # Requests of all kinds to a running vLLM server whose store has faults: `make fuzz-vllm REQUESTS=5000 SEED=2`, CASE=123.
@@ -101,6 +104,7 @@ $(CLIENTS)/.ready: tests/clients/requirements.txt $(CLIENT_PINS)
 	touch $@
 
 NPM_INSTALL ?= ci
+tests/agents/node_modules/.ready: NPM_INSTALL = install --no-save  # the lock lacks opencode's packages for other systems
 %/node_modules/.ready: %/package-lock.json
 	@command -v node npm >/dev/null || { echo "make: needs node 20 or newer and npm: apt-get install nodejs npm" >&2; false; }
 	cd $* && npm $(NPM_INSTALL) --no-audit --no-fund --loglevel=error

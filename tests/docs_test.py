@@ -143,7 +143,7 @@ def commands(command: Any, name: str = "pic") -> Iterator[tuple[str, list[str]]]
 def test_every_option_is_in_the_reference(name: str, options: list[str]) -> None:
     verb, word = " ".join(name.split()[:2]), name.split()[-1]
     text = section("commands.md", f"`{verb}`") + section("commands.md", "Common options")
-    assert "--json" in options or word in ("serve", "tui", "pin", "unpin", "key", "sign")
+    assert "--json" in options or word in ("serve", "mcp", "tui", "pin", "unpin", "key", "sign")
     assert re.search(rf"`pic [^`]*\b{word}\b", text)
     missing = [option for option in options if not re.search(rf"`[^`]*(?<![\w-]){re.escape(option)}(?![\w-])", text)]
     assert not missing, f"docs/reference/commands.md: {name} has {', '.join(missing)}"

@@ -16,18 +16,13 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 MAX_SCHEMA = 1 << 18  # characters
-# White space is at most one blank: a small model prints line ends for ever. A schema cannot say otherwise.
-_OPTIONS: Any = {"whitespace_flexible": True, "whitespace_pattern": " ?", "lenient": False, "coerce_one_of": False}
+# White space is at most a blank after `,` and `:`: a small model prints it for ever. A schema cannot say otherwise.
+_OPTIONS: Any = {
+    "whitespace_flexible": False, "whitespace_pattern": None, "item_separator": ", ?", "key_separator": ": ?",
+    "lenient": False, "coerce_one_of": False,
+}  # fmt: skip
 # Beside these, properties that an object's schema does not name may be those of another schema.
-_OPEN = {
-    "additionalProperties",
-    "patternProperties",
-    "unevaluatedProperties",
-    "minProperties",
-    "anyOf",
-    "oneOf",
-    "$ref",
-}
+_OPEN = {*"additionalProperties patternProperties unevaluatedProperties minProperties anyOf oneOf $ref".split()}
 
 
 class Grammar:

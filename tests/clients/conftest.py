@@ -20,10 +20,10 @@ from serve.live import END
 
 from clients.table import ROOT, Client
 
-WRAPPERS = Path(os.environ.get("PIC_CLIENTS", ROOT / ".venv-clients")).absolute() / "bin" / "python"
+NEWEST = Path(os.environ.get("PIC_CLIENTS", ROOT / ".venv-clients")).absolute() / "bin" / "python"
 DOCUMENT = "The harbour was quiet. It holds a festival in the spring; nobody knows why, and few of them ask. " * 3
 TEXT, THOUGHT, CALL = "Hello there, it is a harbour.", "Is it far?", {"at": "the harbour"}
-collect_ignore_glob = [] if WRAPPERS.exists() else ["features_test.py", "recipes_test.py"]
+collect_ignore_glob = [] if NEWEST.exists() else ["features_test.py", "recipes_test.py"]
 REPLIES = {
     "hello without tools": [TEXT + END],
     "think without tools": [f"<think>{THOUGHT}</think>Not so far.{END}"],
@@ -103,4 +103,4 @@ def results(url: str) -> Results:
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
 
-    return lambda client: run(client.driver, str(WRAPPERS) if client.is_wrapper else sys.executable)
+    return lambda client: run(client.driver, sys.executable if client.is_apart else str(NEWEST))

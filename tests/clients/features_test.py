@@ -27,8 +27,8 @@ def test_cell(results: Results, client: Client, feature: str, num_prompt: int) -
         assert feature in client.hidden
         return
     got: Any = found[feature]
-    if feature in client.refused:
-        assert got["error"] == client.refused[feature][0] and client.refused[feature][1] in got["message"], got
+    if expected_error := (client.refused | client.raised).get(feature):
+        assert got["error"] == expected_error[0] and expected_error[1] in got["message"], got
         return
     if feature == "error":
         assert got["error"] == client.error and "'nope' is not served here" in got["message"], got

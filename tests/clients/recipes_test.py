@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from clients.conftest import WRAPPERS, serving
+from clients.conftest import serving
 from clients.table import ROOT
 
 CHECK = """
@@ -35,7 +36,7 @@ def test_documents_are_named_and_not_pasted(address: str) -> None:
     program = "\n".join(checked).replace("http://localhost:8000", address)
     environment = os.environ | {"LANGSMITH_TRACING": "false"}
     done = subprocess.run(
-        [str(WRAPPERS), "-c", program],
+        [sys.executable, "-c", program],
         env=environment,
         cwd=ROOT,
         capture_output=True,

@@ -17,9 +17,10 @@ class Client:
 
     Fields:
         package: as its registry calls it. driver: of `drivers`, and its argument.
-        is_wrapper: it lives in the environment of wrappers, or (npm) beside it.
+        is_apart: it demands openai before 3, so it lives in the developers' environment, with that.
         error: of its own classes, for a model that is not served.
         refused: features that the server refuses: the class of its error, and a word of the message.
+        raised: features that the client ends by an error of its own, likewise.
         hidden: features that the client does not show, or has no way to say.
     """
 
@@ -27,8 +28,9 @@ class Client:
     dialect: str
     driver: str
     error: str
-    is_wrapper: bool = False
+    is_apart: bool = False
     refused: dict[str, tuple[str, str]] = field(default_factory=dict)
+    raised: dict[str, tuple[str, str]] = field(default_factory=dict)
     hidden: frozenset[str] = frozenset()
 
     @property
@@ -48,14 +50,14 @@ class Client:
             text = (ROOT / "tests" / "clients" / "package-lock.json").read_text()
             found = re.search(rf'"node_modules/{re.escape(self.package)}": {{\s+"version": "([^"]+)"', text)
         else:
-            text = (ROOT / f"constraints{'-clients' if self.is_wrapper else ''}.txt").read_text()
+            text = (ROOT / f"constraints{'' if self.is_apart else '-clients'}.txt").read_text()
             found = re.search(rf"^{re.escape(self.package)}==(\S+)$", text, re.MULTILINE)
         assert found is not None, f"{self.package} is not locked"
         return found[1]
 
     def cell(self, feature: str) -> str:
-        if feature in self.refused:
-            return "refused"
+        if feature in self.refused or feature in self.raised:
+            return "refused" if feature in self.refused else "its error"
         return "not shown" if feature in self.hidden else "yes"
 
 
@@ -69,25 +71,30 @@ CLIENTS = (
     Client("openai", "Responses", "openai_responses.py", "NotFoundError"),
     Client("anthropic", "Messages", "anthropic_messages.py", "NotFoundError"),
     Client("google-genai", "Gemini", "google_genai.py", "ClientError", refused=_OF_GEMINI, hidden=_THOUGHTS),
-    Client("langchain-openai", "chat", "langchain_models.py chat", "OpenAIModelNotFoundError", True, hidden=_THOUGHTS),
+    Client("langchain-openai", "chat", "langchain_models.py chat", "OpenAIModelNotFoundError", hidden=_THOUGHTS),
     Client(
         "langchain-openai",
         "Responses",
         "langchain_models.py responses",
         "OpenAIModelNotFoundError",
-        True,
         hidden=_THOUGHTS,
     ),
-    Client("langchain-anthropic", "Messages", "langchain_models.py anthropic", "AnthropicModelNotFoundError", True),
-    Client("litellm", "chat", "litellm_models.py chat", "NotFoundError", True),
-    Client("litellm", "Messages", "litellm_models.py anthropic", "NotFoundError", True),
-    Client("llama-index-llms-openai-like", "chat", "llama_index_chat.py", "NotFoundError", True),
-    Client("llm", "chat", "llm_chat.py", "NotFoundError", True, hidden=_THOUGHTS | {"documents"}),
-    Client("pydantic-ai-slim", "chat", "pydantic_models.py chat", "ModelHTTPError", True),
-    Client("pydantic-ai-slim", "Responses", "pydantic_models.py responses", "ModelHTTPError", True),
-    Client("pydantic-ai-slim", "Messages", "pydantic_models.py anthropic", "ModelHTTPError", True),
-    Client("openai-agents", "chat", "openai_agents.py chat", "NotFoundError", True),
-    Client("openai-agents", "Responses", "openai_agents.py responses", "NotFoundError", True),
+    Client("langchain-anthropic", "Messages", "langchain_models.py anthropic", "AnthropicModelNotFoundError"),
+    Client("litellm", "chat", "litellm_models.py chat", "NotFoundError"),
+    Client("litellm", "Messages", "litellm_models.py anthropic", "NotFoundError"),
+    Client("llama-index-llms-openai-like", "chat", "llama_index_chat.py", "NotFoundError", is_apart=True),
+    Client("llm", "chat", "llm_chat.py", "NotFoundError", is_apart=True, hidden=_THOUGHTS | {"documents"}),
+    Client("pydantic-ai-slim", "chat", "pydantic_models.py chat", "ModelNotFoundError"),
+    Client("pydantic-ai-slim", "Responses", "pydantic_models.py responses", "ModelNotFoundError"),
+    Client("pydantic-ai-slim", "Messages", "pydantic_models.py anthropic", "ModelNotFoundError"),
+    Client("openai-agents", "chat", "openai_agents.py chat", "NotFoundError"),
+    Client(
+        "openai-agents",
+        "Responses",
+        "openai_agents.py responses",
+        "NotFoundError",
+        raised={"cut": ("ModelBehaviorError", "response.incomplete")},
+    ),
     Client("openai", "chat", "openai_chat.mjs", "NotFoundError"),
     Client("openai", "Responses", "openai_responses.mjs", "NotFoundError"),
     Client("@anthropic-ai/sdk", "Messages", "anthropic_messages.mjs", "NotFoundError"),

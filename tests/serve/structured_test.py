@@ -208,6 +208,12 @@ def test_what_else_a_schema_allows_stays_allowed(model: Model) -> None:
     assert accepts(model, named, '{"properties": {"a": 1}, "items": {"properties":{}}}')
 
 
+def test_a_schema_cannot_ask_for_white_space(model: Model) -> None:
+    schema = {"type": "array", "x-guidance": {"whitespace_pattern": "\\s*", "item_separator": " *,"}}
+    assert accepts(model, schema, "[1, 2]") and not accepts(model, schema, "[1 , 2]")
+    assert not accepts(model, schema, "[\n1]")
+
+
 def test_a_schema_that_is_none() -> None:
     for wrong in ("false", "[]", "5", "{"):
         with pytest.raises(InputError, match="schema"):

@@ -77,7 +77,7 @@ def structured() -> Any:
 
 
 def documents() -> Any:
-    done = run(agent(settings={"extra_body": {"cache_ids": [CACHE]}}), ASK)
+    done = run(agent(settings={"extra_body": {"cache_ids": [CACHE]}}), HELLO)
     return {"cached": done.context_wrapper.usage.input_tokens_details.cached_tokens}
 
 

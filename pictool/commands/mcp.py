@@ -1,0 +1,158 @@
+"""`pic mcp`: folders of documents for agents, by the Model Context Protocol over stdin and stdout."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from pictool import __version__
+from pictool.commands.ask import PASSAGES, REQUEST_FIELDS_OF_LINK
+from pictool.commands.linking.folder import FolderOptions
+from pictool.commands.linking.request import RequestOptions, make_spec
+from pictool.commands.settings.engine import find_engine
+from pictool.commands.settings.options import SALT, EngineOption, command, make_app, option
+from pictool.commands.settings.resources import open_model, open_store
+from pictool.commands.settings.settings import Settings
+from pictool.errors import InputError, PicError
+
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
+
+    from pictool.conversation import Reply
+    from pictool.documents.library import Library, LibraryReader
+    from pictool.engines.base import Engine
+    from pictool.linker.spec import Spec
+
+app = make_app()
+T = TypeVar("T", bound="Callable[..., dict[str, Any]]")
+
+
+@command(
+    app, "mcp", "model", "device", "dtype", "store", "remote", "require_signed", *SALT, without=REQUEST_FIELDS_OF_LINK
+)
+def run_mcp(
+    folder: FolderOptions,
+    request: RequestOptions,
+    settings: Settings,
+    num_passages: Annotated[int, option("--passages", "N", "Link at most N passages.", min=1)] = PASSAGES,
+    engine: EngineOption = None,
+) -> None:
+    """Let agents compile, search and ask folders of documents, by MCP over stdin and stdout.
+
+    \b
+      pic mcp docs
+      claude mcp add docs -- pic mcp ~/docs --algo legolink-16
+    """
+    require_installed()
+    spec = make_spec(replace(request, query="?"), settings)
+    folder.find_files()  # a wrong name ends it now
+    engine_type, store, model = find_engine(engine, model=settings.model), open_store(settings), open_model(settings)
+    with folder.open_reader(model) as reader, engine_type(model, store) as running:
+        make_server(FolderTools(running, reader, folder, spec, num_passages)).run("stdio")
+    store.drain()
+
+
+def require_installed() -> None:
+    """Raise InputError if the SDK is not installed, or an old one."""
+    try:
+        import mcp.server.mcpserver  # noqa: F401
+    except ImportError as error:
+        raise InputError("pic mcp needs mcp 2 or newer, not installed here; pip install 'pictool[mcp]'") from error
+
+
+@dataclass
+class FolderTools:
+    """What agents call; the docstrings of its tools are what they read. One call runs at a time.
+
+    Files are read again once they have changed. Only what the command line named is read.
+    """
+
+    engine: Engine
+    reader: LibraryReader
+    options: FolderOptions
+    spec: Spec
+    num_passages: int
+    _last: dict[str, Any] | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def compile(self, folder: str = "") -> dict[str, Any]:
+        """Compile all documents, or those of a folder, so that answers need not compute them. Optional."""
+        library, model = self._read([folder] if folder else None), self.engine.model
+        chunks = [passage.chunk(model) for passage in library.passages]
+        done = self.engine.compile(chunks, self.spec.objects_for(model))
+        self.engine.store.drain()
+        return {
+            "documents": library.num_documents, "passages": len(chunks), "tokens": sum(map(len, chunks)),
+            "new": sum(compiled.is_new for compiled in done), "unreadable": list(map(str, library.problems)),
+        }  # fmt: skip
+
+    def search(self, words: str, most: int = PASSAGES) -> dict[str, Any]:
+        """Find the passages of the documents that have these words, the best first. Nothing is generated."""
+        found = self._read().find(words, most, self.engine.model.max_positions)
+        return {"passages": [one.report() | {"text": one.passage.text} for one in found]}
+
+    def ask(self, question: str) -> dict[str, Any]:
+        """Answer a question from the passages that concern it, and name the sources."""
+        from pictool.conversation import Conversation
+
+        new = set[str]()
+        conversation = Conversation(self.engine, self._read(), self.spec, self.num_passages)
+        reply = conversation.ask(question, on_compile=lambda done: new.add(done.key))
+        self._last = {"question": question} | explained(reply, new)
+        return {"answer": reply.text, "sources": [found.passage.source for found in reply.sources]}
+
+    def explain(self) -> dict[str, Any]:
+        """Tell what became of the prompt of the last question: what was linked, how much computed, and what it cost."""
+        if self._last is None:
+            raise InputError("nothing was asked yet; call ask first")
+        return self._last
+
+    def _read(self, folders: Sequence[str] | None = None) -> Library:
+        named = [Path(name).resolve() for name in self.options.names]
+        for name in folders or ():
+            if not any(Path(name).resolve().is_relative_to(root) for root in named):
+                raise InputError(
+                    f"{name}: is not below {' or '.join(self.options.names)}, which pic mcp was started for"
+                )
+        return self.reader.read(self.options.find_files(folders))
+
+
+def explained(reply: Reply, new: set[str]) -> dict[str, Any]:
+    """The report of a reply, and of each source whether it was compiled for it, and the mean of computed tokens."""
+    from pictool.conversation import in_order
+
+    report, link = reply.report(), reply.answer.link
+    for source in report["sources"]:
+        source["compiled"] = source["key"] in new
+    if link.linked is not None:
+        places = {found.at: place for found, place in zip(in_order(reply.sources), link.layout.chunks, strict=True)}
+        for found, source in zip(reply.sources, report["sources"], strict=True):
+            start, end = places[found.at]
+            source["recomputed"] = float(link.linked.rows[:, start:end].sum(1).mean())
+    return report
+
+
+def make_server(tools: FolderTools) -> MCPServer:
+    """The server of these tools."""
+    from mcp.server.mcpserver import MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    def guarded(tool: T) -> T:
+        @functools.wraps(tool)
+        def run(*args: Any, **named: Any) -> dict[str, Any]:
+            try:
+                with tools.lock:
+                    return tool(*args, **named)
+            except PicError as error:
+                raise ToolError(str(error)) from error
+
+        return run  # type: ignore[return-value]
+
+    server = MCPServer("pictool", version=__version__, log_level="WARNING")
+    for tool in (tools.compile, tools.search, tools.ask, tools.explain):
+        server.add_tool(guarded(tool))
+    return server

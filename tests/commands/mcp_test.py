@@ -1,0 +1,105 @@
+"""`pic mcp`: by the SDK's own client, over stdin and stdout of the program."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp_types import CallToolResult, TextContent
+
+from commands.conftest import MORE, TEXT
+from commands.run import pic, write
+
+QUESTION = "Who knows why?"
+Call = Callable[..., Awaitable[dict[str, Any]]]
+
+
+def talk(steps: Callable[[Client], Awaitable[None]], *options: object) -> None:
+    """Let a client take steps with `pic mcp`, which ends with it."""
+
+    async def run() -> None:
+        words = ["-m", "pictool", "-q", "mcp", *map(str, options)]
+        async with Client(StdioServerParameters(command=sys.executable, args=words)) as client:
+            await steps(client)
+
+    asyncio.run(asyncio.wait_for(run(), 300))
+
+
+async def call(client: Client, name: str, **arguments: Any) -> Any:
+    """What a tool returns; of one that fails, its message."""
+    result = await client.call_tool(name, arguments)
+    assert isinstance(result, CallToolResult)
+    (content,) = result.content
+    assert isinstance(content, TextContent)
+    if result.is_error:
+        return content.text
+    assert json.loads(content.text) == result.structured_content
+    return result.structured_content
+
+
+@pytest.fixture
+def docs() -> Path:
+    write("pages/a.md", f"# Harbour\n{TEXT}")
+    write("pages/sub/b.md", f"# Numbers\n{MORE}")
+    write("pages/noise.bin", bytes(range(256)))
+    write("elsewhere/c.md", "A secret of another folder.\n")
+    return Path("pages")
+
+
+def test_an_agent_compiles_searches_asks_and_has_it_explained(docs: Path, model: Path) -> None:
+    options = ("-m", model, "--max-new-tokens", 4, "--algo", "legolink-2")
+    alone = pic("ask", docs, "-q", QUESTION, *options, "--store", "other", "--json").json
+
+    async def steps(client: Client) -> None:
+        tools = {tool.name: tool.description or "" for tool in (await client.list_tools()).tools}
+        assert [*tools] == ["compile", "search", "ask", "explain"] and all(tools.values())
+        assert "call ask first" in await call(client, "explain")
+        (found,) = (await call(client, "search", words="numbers"))["passages"]
+        assert found["path"] == "pages/sub/b.md" and MORE.strip() in found["text"]
+
+        asked = await call(client, "ask", question=QUESTION)
+        assert asked == {"answer": alone["answer"], "sources": ["pages/a.md, Harbour"]}
+        told = await call(client, "explain")
+        assert {name: told[name] for name in ("algo", "params", "tokens")} == {
+            name: alone[name] for name in ("algo", "params", "tokens")
+        }
+        (source,) = told["sources"]
+        assert (told["question"], source["compiled"], source["recomputed"]) == (QUESTION, True, 2.0)
+
+        done = await call(client, "compile")
+        assert (done["documents"], done["passages"], done["new"]) == (2, 2, 1)
+        assert done["unreadable"] == ["pages/noise.bin: is binary"]
+        write("pages/new.md", "# New\nNobody knows the mill.\n")
+        assert (await call(client, "compile", folder="pages"))["new"] == 1
+        assert await call(client, "compile", folder="pages/sub") | {"tokens": 0} == {
+            "documents": 1, "passages": 1, "tokens": 0, "new": 0, "unreadable": []
+        }  # fmt: skip
+        await call(client, "ask", question=QUESTION)
+        assert [source["compiled"] for source in (await call(client, "explain"))["sources"]] == [False, False]
+
+    talk(steps, docs, *options)
+
+
+def test_what_cannot_be_is_one_line_and_no_other_folder_is_read(docs: Path, model: Path) -> None:
+    async def steps(client: Client) -> None:
+        for folder in ("elsewhere", "pages/../elsewhere", "/"):
+            assert "is not below pages" in await call(client, "compile", folder=folder)
+        assert (await call(client, "search", words="secret"))["passages"] == []
+        assert "no passage contains a word" in await call(client, "ask", question="Zebra")
+        assert "question" in await call(client, "ask")
+        assert (await call(client, "ask", question=QUESTION))["sources"]  # it goes on
+
+    talk(steps, docs, "-m", model, "--max-new-tokens", 2)
+
+
+def test_it_starts_with_the_sdk_and_a_folder_only(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "nowhere" in (wrong := pic("mcp", "nowhere")).err and wrong.code == 1
+    monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
+    lacking = pic("mcp", docs)
+    assert lacking.code == 1 and "pip install 'pictool[mcp]'" in lacking.err and lacking.err.count("\n") == 1
