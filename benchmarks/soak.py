@@ -194,7 +194,7 @@ async def request(load: Load, kind: str, tenant: str) -> None:
         load.judge(kind, await load.ask(draw.choice([*PATHS][1:]), text, tenant), want)
     elif kind == "leased":
         pages, question, want = draw.choice(load.leased)
-        if names := await load.lease(pages, tenant, draw.choice((5, 30))):
+        if names := await load.lease(pages, tenant, draw.choice((60, 120))):
             load.judge(kind, await load.ask("chat", question, tenant, None, cache_ids=names), want)
             if draw.random() < 0.5:
                 gone = await load.client.delete(f"/v1/caches/{names[0]}", headers=load.headers(tenant))
