@@ -23,7 +23,7 @@ INSTALL_AIDER = $(AIDER)/bin/python -m pip install --quiet --no-deps --requireme
 INSTALL_CLIENTS = $(CLIENTS)/bin/python -m pip install --quiet --no-deps --requirement $(CLIENT_PINS)
 
 .NOTPARALLEL:
-.PHONY: demo test test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents fuzz fuzz-vllm faults check lock model zoo fixtures reference bench evidence soak gpu gpu-wheels fresh wheel clean
+.PHONY: demo test test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents fuzz fuzz-vllm faults check lock model zoo fixtures reference bench evidence soak gpu gpu-wheels fresh wheel licences clean
 
 demo: $(DEMO)
 	$(BIN)/python examples/demo.py
@@ -185,10 +185,14 @@ $(VENV)/.torch-cpu: constraints.txt | $(BIN)/pip
 fresh:
 	$(PYTHON) -m benchmarks.fresh --out benchmarks/results/fresh.json $(ARGS)
 
-# The wheel in empty environments, with each extra alone, by pip and by uv: `make wheel ARGS='--extras core,serve'`.
+# The wheel and the sdist in empty environments, the wheel with each extra alone, by pip and by uv: `make wheel ARGS='--extras core,serve'`.
 wheel: $(READY)
 	$(INSTALL) uv
 	$(BIN)/python -m benchmarks.wheel $(ARGS)
+
+# The licence of every package that the core or an extra requires, as its metadata states it.
+licences: $(READY)
+	@$(BIN)/python -m benchmarks.licences
 
 clean:
 	rm -rf $(VENV) $(VLLM) $(LLAMACPP) $(CLIENTS) $(AIDER) .venv-clients-newest tests/*/node_modules $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels .evidence gpu-results

@@ -51,9 +51,9 @@ def row(name: str, report: dict[str, Any]) -> str:
     """A report's row of the table."""
     parts = {part["name"]: part["rounds"][-1]["result"] for part in report["parts"] if part["rounds"]}
     model, machine = report["model"], report["machine"]
-    device = machine["cpu"] if model["device"] == "cpu" else machine["gpu"]
+    device = machine.get("cpu" if model.get("device") == "cpu" else "gpu", "not examined")
     exact = "not examined" if "doctor" not in parts else "yes" if parts["doctor"]["is_good"] else "no"
-    cells = [f"{model['name']}, {model['dtype']}", f"{device}, {machine['threads']} threads", exact]
+    cells = [f"{model.get('name', name)}, {model.get('dtype')}", f"{device}, {machine.get('threads')} threads", exact]
     speed = parts.get("bench-sync")
     if speed is None:
         cells.append("")

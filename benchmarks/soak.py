@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -194,7 +194,7 @@ async def request(load: Load, kind: str, tenant: str) -> None:
         load.judge(kind, await load.ask(draw.choice([*PATHS][1:]), text, tenant), want)
     elif kind == "leased":
         pages, question, want = draw.choice(load.leased)
-        if names := await load.lease(pages, tenant, draw.choice((5, 30))):
+        if names := await load.lease(pages, tenant, draw.choice((60, 120))):
             load.judge(kind, await load.ask("chat", question, tenant, None, cache_ids=names), want)
             if draw.random() < 0.5:
                 gone = await load.client.delete(f"/v1/caches/{names[0]}", headers=load.headers(tenant))
@@ -258,7 +258,10 @@ async def sample(load: Load, process: psutil.Process, root: Path, every_s: float
         await asyncio.sleep(every_s)
         recent = sorted(seconds for _, seconds in load.latencies[seen:]) or [0.0]
         seen = len(load.latencies)
-        sizes = [path.stat().st_size for path in root.rglob("*") if path.is_file()]
+        sizes = list[int]()
+        for path in root.rglob("*"):
+            with suppress(FileNotFoundError):  # it was evicted meanwhile
+                sizes.append(path.stat().st_size)
         samples.append({
             "minutes": (time.monotonic() - began) / 60, "rss_mb": process.memory_info().rss / 1e6,
             "files": process.num_fds(), "threads": process.num_threads(), "children": len(process.children()),
@@ -342,9 +345,11 @@ async def soak(
         load.latencies.clear()
         load.ends = time.monotonic() + 60 * minutes
         jobs = [run_client(load) for _ in range(clients)]
-        sampling = asyncio.create_task(sample(load, process, root, max(2.0, minutes / 2)))
-        await asyncio.gather(run_commands(load, root), *jobs)
-        samples = await sampling
+        async with asyncio.TaskGroup() as group:
+            sampling = group.create_task(sample(load, process, root, max(2.0, minutes / 2)))
+            for job in (run_commands(load, root), *jobs):
+                group.create_task(job)
+        samples = sampling.result()
         health = (await client.get("/health")).json()
     return {
         "outcomes": dict(sorted(load.outcomes.items())), "wrong": load.wrong[:20], "num_wrong": len(load.wrong),

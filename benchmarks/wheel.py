@@ -1,7 +1,8 @@
-"""The wheel in empty environments: `python -m benchmarks.wheel` (`make wheel`).
+"""The wheel and the sdist in empty environments: `python -m benchmarks.wheel` (`make wheel`).
 
-The core alone, and with each extra alone, installed by pip and by uv without constraints: the newest that
-pyproject.toml allows. In each: every command's --help, a compile, a link, and one clear line for an extra that lacks.
+uv builds the sdist, and the wheel from it. The core alone (from the wheel, and from the sdist), and with each extra
+alone, is installed by pip and by uv without constraints: the newest that pyproject.toml allows. In each: every
+command's --help, a compile, a link, and one clear line for an extra that lacks.
 
     python -m benchmarks.wheel --installers uv --extras core,serve --find-links DIR
 
@@ -11,6 +12,7 @@ It imports nothing but Python's own.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,8 +24,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-CORE, OF_DEVELOPERS = "core", ("clients", "test", "dev")
-EXTRAS = (CORE, *(name for name in PROJECT["optional-dependencies"] if name not in OF_DEVELOPERS))
+CORE, SDIST, OF_DEVELOPERS = "core", "sdist", ("clients", "test", "dev")
+EXTRAS = (CORE, SDIST, *(name for name in PROJECT["optional-dependencies"] if name not in OF_DEVELOPERS))
 INCLUDES = {"tui": ("plot",), "ray": ("serve",)}  # what else an extra brings
 TEXT = "Gadwick holds the Vulry festival. It lies on the river Temmere.\n"
 # What ends with the line that names the extra, where it is not installed.
@@ -33,8 +35,9 @@ NEEDS = {
     "tui": ["tui"],
     "serve": ["serve", "--port", "0"],
     "ray": ["compile", "a.txt", "--ray", "local", "--remote", "remote"],
+    "signed": ["store", "key", "new", "--force"],
 }
-RUN_WITH = ("eval", "plot")  # of these, what ends by itself
+RUN_WITH = ("eval", "plot", "signed")  # of these, what ends by itself
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,10 @@ class Environment:
 
     def pic(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(self.python.with_name("pic")), *arguments]
-        return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        return subprocess.run(
+            command, cwd=self.folder, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+            env=os.environ | {"HOME": str(self.folder), "XDG_CONFIG_HOME": str(self.folder)},
+        )  # fmt: skip
 
     def problems(self) -> Iterator[str]:
         """What is wrong in it."""
@@ -70,16 +76,17 @@ class Environment:
         last = done.stderr.strip().splitlines()[-1:] or [""]
         if is_there and done.returncode:
             yield f"pic {' '.join(command)}: exit code {done.returncode}: {last[0]}"
-        says = last[0].startswith("pic: error:") and f"pip install 'pictool[{extra}]'" in last[0]
+        says = last[0].startswith("pic: error:") and f"pip install 'pictool[{extra}]'" in last[0].replace('"', "'")
         if not is_there and (done.returncode != 1 or not says or "Traceback" in done.stderr):
             yield f"pic {' '.join(command)}: does not name [{extra}]: exit code {done.returncode}: {last[0]}"
 
 
-def install(installer: str, directory: Path, wheel: Path, extra: str, find_links: str | None) -> Path:
-    """Make an environment with the wheel; returns its Python."""
+def install(installer: str, directory: Path, built: Path, extra: str, find_links: str | None) -> Path:
+    """Make an environment with the wheel, or the sdist, of a directory; returns its Python."""
     venv.create(directory, with_pip=True)
     python = directory / "bin" / "python"
-    named = str(wheel) if extra == CORE else f"{wheel}[{extra}]"
+    (file,) = built.glob("pictool-*.tar.gz" if extra == SDIST else "pictool-*.whl")
+    named = str(file) if extra in (CORE, SDIST) else f"{file}[{extra}]"
     more = [] if find_links is None else ["--find-links", find_links]
     program = [str(python), "-m", "pip", "install", "--quiet"]
     if installer == "uv":
@@ -96,14 +103,13 @@ def main() -> None:
     options = parser.parse_args()
     num_bad = 0
     with tempfile.TemporaryDirectory() as scratch:
-        build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", scratch, str(ROOT)]
-        subprocess.run(build, check=True)
-        (wheel,) = Path(scratch).glob("pictool-*.whl")
+        built = Path(scratch, "built")
+        subprocess.run([sys.executable, "-m", "uv", "build", "--quiet", "--out-dir", str(built), str(ROOT)], check=True)
         for installer in options.installers.split(","):
             for extra in options.extras.split(","):
                 with tempfile.TemporaryDirectory(dir=scratch) as place:
                     (folder := Path(place, "work")).mkdir()
-                    python = install(installer, Path(place, "venv"), wheel, extra, options.find_links)
+                    python = install(installer, Path(place, "venv"), built, extra, options.find_links)
                     found = list(Environment(python, folder, extra).problems())
                 num_bad += len(found)
                 print(f"{installer}, {extra}: {len(found) or 'no'} problems", *found, sep="\n  ", flush=True)

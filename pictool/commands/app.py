@@ -78,9 +78,13 @@ app = typer.Typer(
 def _print_version(is_asked: bool) -> None:
     if is_asked:
         from pictool.runtime.machine import installed, torch_version
+        from pictool.store.objects.header import VERSION
 
+        libraries = [f"{name} {installed(name)}" for name in ("transformers", "safetensors")]
+        engines = [f"{name} {found}" for name in ("vllm", "llama-cpp-python") if (found := installed(name))]
         print(f"pic {__version__}")
-        print(f"torch {torch_version()}, transformers {installed('transformers')}, Python {platform.python_version()}")
+        print(", ".join([f"torch {torch_version()}", *libraries, f"Python {platform.python_version()}"]))
+        print(", ".join([f"object format {VERSION}", *engines]))
         raise typer.Exit
 
 
@@ -88,7 +92,9 @@ def _print_version(is_asked: bool) -> None:
 def _pic(
     version: Annotated[
         bool,
-        typer.Option("-V", "--version", help="Print the version, and torch's.", callback=_print_version, is_eager=True),
+        typer.Option(
+            "-V", "--version", help="Print the version, and those of libraries.", callback=_print_version, is_eager=True
+        ),
     ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print results and errors, no notes.")] = False,
     verbose: Annotated[

@@ -6,12 +6,13 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 from pictool.commands.console.errors import UsageError
-from pictool.commands.console.outputs import print_json
+from pictool.commands.console.outputs import print_json, write_json
 from pictool.commands.console.verbosity import note
 from pictool.commands.evidence_report.parts import EvidencePart, PartRecord, PartStatus, read_record, run_part
 from pictool.commands.settings.options import DATASET, OUTPUT, JsonOption, argument, command, make_app, option
@@ -93,15 +94,8 @@ def run_parts(
     settings: Settings, documents: Sequence[str], data: Sequence[str], folder: Path, seconds: float
 ) -> list[PartRecord]:
     """Run what is missing. The time of earlier runs counts; each part gets its share of what is left."""
-    chosen: tuple[str, ...] = (
-        "-m",
-        settings.model or "embedded",
-        "--device",
-        settings.device,
-        "--dtype",
-        settings.dtype,
-    )
-    chosen += () if settings.store is None else ("--store", settings.store)
+    chosen = ["-m", settings.model or "embedded", "--device", settings.device, "--dtype", settings.dtype]
+    chosen += [] if settings.store is None else ["--store", settings.store]
     first = EvidencePart("doctor", "Exactness and answers", 6, (("doctor", *chosen, "--json"),))
     others = list(parts_of({}, chosen, documents, data, folder))
     records = [run_first([first, *others], seconds, folder)]
@@ -115,10 +109,9 @@ def run_parts(
 def run_first(parts: Sequence[EvidencePart], seconds: float, folder: Path) -> PartRecord:
     """Run the first of some parts, within its share of the seconds that earlier runs of them left."""
     held = [read_record(part, folder) for part in parts]
-    missing = [part for part, record in zip(parts, held, strict=True) if record.status is not PartStatus.DONE]
+    missing = sum(part.weight for part, record in zip(parts, held, strict=True) if record.status != PartStatus.DONE)
     left = seconds - sum(record.seconds for record in held)
-    share = parts[0].weight / max(parts[0].weight, sum(part.weight for part in missing))
-    return run_part(parts[0], held[0], folder, left * share, note)
+    return run_part(parts[0], held[0], folder, left * parts[0].weight / max(parts[0].weight, missing), note)
 
 
 def model_facts(doctor: PartRecord) -> dict[str, Any]:
@@ -158,38 +151,30 @@ def make_report(records: Sequence[PartRecord], minutes: float) -> dict[str, Any]
     Raises:
         InputError: parts are of different weights.
     """
-    from dataclasses import asdict
-
-    doctor = records[0].result
-    verdicts = {verdict["check"]: verdict for verdict in doctor["verdicts"]} if doctor else {}
+    doctor, model = records[0].result or {"is_good": False, "verdicts": []}, model_facts(records[0])
+    machine = [verdict["values"] for verdict in doctor["verdicts"] if verdict["check"] == "versions"]
     parts = [asdict(record) for record in records]
-    for part in parts:
-        for each in part["rounds"]:
-            add_prompts(each["result"])
-    models = [model_facts(records[0]), *(model_of(each["result"]) for part in parts for each in part["rounds"])]
-    if len({model["fingerprint"] for model in models if "fingerprint" in model}) > 1:
+    fingerprints = {model.get("fingerprint")}
+    for each in (each for part in parts for each in part["rounds"]):
+        each["result"] = with_header(each["result"])
+        fingerprints.add(each["result"].get("header", each["result"]).get("model", {}).get("fingerprint"))
+    if len(fingerprints - {None}) > 1:
         raise InputError("the parts are of different weights; name another directory with -o")
-    is_good = bool(doctor and doctor["is_good"]) and all(record.status is not PartStatus.FAILED for record in records)
     return {
-        "format": FORMAT, "version": VERSION, "written": time.strftime("%Y-%m-%d", time.gmtime()), "is_good": is_good,
+        "format": FORMAT, "version": VERSION, "written": time.strftime("%Y-%m-%d", time.gmtime()),
+        "is_good": doctor["is_good"] and all(record.status is not PartStatus.FAILED for record in records),
         "minutes": minutes, "seconds": sum(record.seconds for record in records),
-        "machine": verdicts["versions"]["values"] if "versions" in verdicts else {},
-        "model": model_facts(records[0]), "parts": parts,
+        "machine": machine[0] if machine else {}, "model": model, "parts": parts,
     }  # fmt: skip
 
 
-def add_prompts(result: dict[str, Any]) -> None:
-    """Add the header of the results file to a result that lacks it: the hash of its prompts, and their number."""
+def with_header(result: dict[str, Any]) -> dict[str, Any]:
+    """A result with the header of its results file, which has the hash of its questions and the model's fingerprint."""
     path = result.get("results")
     if isinstance(path, str) and "header" not in result and Path(path).is_file():
         with Path(path).open(encoding="utf-8") as file:
-            result["header"] = json.loads(file.readline())
-
-
-def model_of(result: dict[str, Any]) -> dict[str, Any]:
-    """What the JSON of a command says of the model."""
-    model: dict[str, Any] = result.get("header", result).get("model", {})
-    return model
+            return {**result, "header": json.loads(file.readline())}
+    return result
 
 
 def shareable(report: dict[str, Any], settings: Settings, output: str) -> dict[str, Any]:
@@ -204,13 +189,11 @@ def shareable(report: dict[str, Any], settings: Settings, output: str) -> dict[s
 
 def write_report(report: dict[str, Any], folder: Path) -> None:
     """Write both forms, each whole or not at all."""
-    from pictool.commands.console.outputs import write_json
     from pictool.commands.evidence_report.page import make_page
     from pictool.store.store import atomic_write
 
-    pictures = {
-        part["name"]: path for part in report["parts"] if (path := folder / f"parts/{part['name']}.svg").exists()
-    }
+    paths = {part["name"]: folder / "parts" / f"{part['name']}.svg" for part in report["parts"]}
+    pictures = {name: path.read_bytes() for name, path in paths.items() if path.exists()}
     write_json(folder / "report.json", report)
     with atomic_write(folder / "report.html") as file:
-        file.write(make_page(report, {name: path.read_bytes() for name, path in pictures.items()}).encode())
+        file.write(make_page(report, pictures).encode())

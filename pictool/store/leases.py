@@ -67,7 +67,12 @@ class ShareError(NoRoomError):
 
 @dataclass(frozen=True)
 class Share:
-    """What the leases of one tenant may have at most; `num_bytes` of objects, each of which counts once; None: any."""
+    """What the leases of one tenant may have at most.
+
+    Fields:
+        num_bytes: of objects that they keep, each of which counts once, for `_KEPT_S` after a lease expired too; None:
+            any.
+    """
 
     num_bytes: int | None = None
     num_objects: int = 100_000
@@ -76,7 +81,8 @@ class Share:
     def require(self, num_bytes: int, num_objects: int, num_leases: int) -> None:
         """Refuse what is more. Raises ShareError."""
         for count, most, what in (
-            (num_bytes, self.num_bytes, "bytes of objects"), (num_objects, self.num_objects, "objects"),
+            (num_bytes, self.num_bytes, f"bytes of objects, with what expired in the last {_KEPT_S / 60:.0f} minutes"),
+            (num_objects, self.num_objects, "objects"),
             (num_leases, self.num_leases, "caches"),
         ):  # fmt: skip
             if most is not None and count > most:
@@ -163,14 +169,17 @@ class Leases:
 
     def _require_share(self, db: sqlite3.Connection, lease: Lease) -> None:
         rows = db.execute(
-            "SELECT body FROM leases WHERE tenant = ? AND expires > ?", (lease.tenant, lease.created)
-        ).fetchall()  # fmt: skip
-        objects = [*lease.objects, *(entry for (body,) in rows for entry in _objects(json.loads(body)))]
+            "SELECT body, expires > ? FROM leases WHERE tenant = ? AND expires > ?",
+            (lease.created, lease.tenant, lease.created - _KEPT_S),
+        ).fetchall()
+        kept = [(_objects(json.loads(body)), lives) for body, lives in rows] + [(lease.objects, True)]
         num_bytes = 0
         if self._share.num_bytes is not None:
-            found = [Entry.of(object_path(self._root, key)) for key in {entry.key for entry in objects}]
+            keys = {entry.key for objects, _ in kept for entry in objects}
+            found = [Entry.of(object_path(self._root, key)) for key in keys]
             num_bytes = sum(entry.num_bytes for entry in found if entry is not None)
-        self._share.require(num_bytes, len(objects), 1 + len(rows))
+        live = [objects for objects, lives in kept if lives]
+        self._share.require(num_bytes, sum(map(len, live)), len(live))
 
     def _reserve(self) -> None:
         """Give the journal room on the disk, which it keeps: to end a lease, or to change it, then needs no more."""

@@ -9,10 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 import torch
 import transformers
 import typer
@@ -22,6 +24,7 @@ import pictool
 from commands.run import pic, write
 from pictool.commands.app import COMMANDS, app
 from pictool.linker.policies import policies
+from pictool.runtime import machine
 
 
 def every_command() -> Iterator[list[str]]:
@@ -58,11 +61,15 @@ def test_the_list_of_commands_says_what_their_own_help_says(name: str) -> None:
     assert COMMANDS[name] in text and f"{name} " in pic("--help").out
 
 
-def test_the_version_is_that_of_the_package_and_torch_s_build_is_told() -> None:
-    first, second = pic("--version").out.splitlines()
-    assert first == f"pic {pictool.__version__}"
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}"
-    assert second == versions
+def test_the_version_is_that_of_the_package_and_torch_s_build_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = {"vllm": "0.32.0", "llama-cpp-python": None}
+    monkeypatch.setattr(machine, "installed", lambda name: engines[name] if name in engines else version(name))
+    assert pic("--version").out.splitlines() == [
+        f"pic {pictool.__version__}",
+        f"torch {torch.__version__}, transformers {transformers.__version__}, safetensors {safetensors.__version__}, "
+        f"Python {platform.python_version()}",
+        "object format 1, vllm 0.32.0",
+    ]
 
 
 def test_a_misspelt_command_is_told_the_right_one() -> None:

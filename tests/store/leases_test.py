@@ -215,6 +215,20 @@ def test_a_tenant_leases_its_share_and_no_more(store: Store, clock: Clock) -> No
     assert leases.add("t", "m", objects(third), 2000.0), "what ended counts no more"
 
 
+def test_what_an_expired_lease_still_keeps_counts_in_the_share(store: Store, clock: Clock) -> None:
+    """Else short leases of one tenant could fill a store for ten minutes, and others would find no room."""
+    first, second = put(store, 1, 2)
+    size = store.path(first).stat().st_size
+    leases = Leases(store.root, clock, Share(num_bytes=size + size // 2, num_leases=1))
+    leases.add("t", "m", objects(first), clock.now + 5)
+    clock.now += 599
+    with pytest.raises(ShareError, match="expired in the last 10 minutes"):
+        leases.add("t", "m", objects(second), clock.now + 5)
+    assert leases.add("t", "m", objects(first), clock.now + 0.5), "neither its number, nor the same object twice"
+    clock.now += 601
+    assert first not in leased_keys(store.root, clock.now) and leases.add("t", "m", objects(second), clock.now + 5)
+
+
 def test_to_end_a_lease_takes_no_room_on_the_disk(store: Store) -> None:
     leases = Leases(store.root)
     names = [leases.add("t", "m", objects(*(f"{i:064x}" for i in range(j, j + 400))), 4e9).id for j in range(6)]

@@ -1,7 +1,8 @@
-"""A store that pictool 0.2.0 wrote (by its own command line, with embedded-small), and what stays valid of it.
+"""Stores that pictool 0.2.0 and 0.1.0 wrote (by their own command lines, with embedded-small), and what stays valid.
 
-compile a.txt; compile b.txt --codec int8 --sinks 2; compile b.txt --salt …; the same with --dtype bfloat16;
+0.2.0: compile a.txt; compile b.txt --codec int8 --sinks 2; compile b.txt --salt …; the same with --dtype bfloat16;
     link a.txt --algo prefix
+0.1.0: compile b.txt --sinks 2; compile b.txt --salt …; its object of a.txt is that of 0.2.0, byte for byte
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ PLAIN = "c6ea8c72be1ebcb7a06dddd57d11f6efa78c9f82e3885dc9dd4650cf102799ab"
 INT8 = "c920f0ae5dd7995c593203d3c991e980a996de3b7dca017ca3c4de53e3661abf"
 SALTED = "d6791c27f490f313aa127d7e617af74c62e857a9a06792492b105eeafa09264c"
 HALF = "ee94b911e2879d4ed1892c48b06156f03acf4d40566b3778a85a0b5e0d58cd14"
+SINKS_OF_0_1, SALTED_OF_0_1 = (
+    "3c8529aa6b798f714d2a6f705e9864b05583eccbfe481b972cc60f006afe468c",
+    "161fa0d66db24bc393422382c5aad6c2a15d1fb59a1edb2475bdbb526d783b34",
+)
 SALT = "a-tenants-secret-0123456789"
 HERE = ("-m", "embedded-small", "--store", "st")
 
@@ -69,6 +74,23 @@ def test_half_precision_of_0_2_0_is_compiled_again_and_said_to_be_so(old: Store)
     assert [(row["key"] == HALF, row["new"]) for row in done["objects"]] == [(False, True)]
     assert pic("store", "verify", "--repair", "--store", "st").code == 0
     assert HALF not in old.keys() and {PLAIN, INT8, SALTED} < set(old.keys())
+
+
+@pytest.mark.parametrize(
+    ("options", "key"), [(("--sinks", 2), SINKS_OF_0_1), (("--salt", SALT), SALTED_OF_0_1)], ids=["sinks", "salt"]
+)
+def test_sinks_and_salts_of_0_1_0_are_compiled_again(options: tuple[object, ...], key: str) -> None:
+    shutil.copytree(OLD.with_name("written_by_0.1.0"), "older")
+    done = pic("compile", "b.txt", "-m", "embedded-small", "--store", "older", *options, "--json").json
+    assert [(row["key"] == key, row["new"]) for row in done["objects"]] == [(False, True)]
+    assert key in Store("older").keys()
+
+
+def test_an_object_with_sinks_of_0_1_0_is_refused_by_name() -> None:
+    path = OLD.with_name("written_by_0.1.0") / "objects" / "3c" / f"{SINKS_OF_0_1}.kvo"
+    shutil.copy(path, "old.kvo")
+    refused = pic("link", "old.kvo", "-q", "x", *HERE)
+    assert refused.code == 1 and "compiled after dummy tokens that it does not name" in refused.err
 
 
 def test_it_is_whole_and_right_and_the_directory_is_adopted_at_the_first_write(model: Model, old: Store) -> None:

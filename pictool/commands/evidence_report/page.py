@@ -3,154 +3,108 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from html import escape
 from typing import Any
 
-from pictool.commands.eval import ms, number, percent
-
-Row = Sequence[str]
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums }
 th, td { padding: .15rem .8rem .15rem 0; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top }
 .failed { color: #a50f15; font-weight: bold } .partial, .left { color: #8c6d31 } img { max-width: 100% }
 """
+_STATUSES = ("failed", "partial", "left out")
+# For each command: what is said of its result, where its rows are, and their columns; all by paths in its JSON.
+_TABLES: Mapping[str, tuple[Mapping[str, str], str, Mapping[str, str]]] = {
+    "doctor": ({}, "verdicts", {"of": "section", "": "status", "check": "check", "found": "text"}),
+    "bench-sync": (
+        {"tokens of the prompt": "results.prompt_tokens"}, "results.methods",
+        {
+            "policy": "label", "rows": "median.rows", "TTFT, s": "ttft.median", "least": "ttft.low",
+            "most": "ttft.high", "speedup": "speedup", "÷ roofline": "ttft_by_floor",
+            "tokens/s": "median.decode_tokens_per_s",
+        },
+    ),
+    "bench-breakdown": (
+        {"tokens of the prompt": "results.prompt_tokens"}, "results.methods",
+        {
+            "policy": "label", "TTFT, s": "ttft.median", "load": "parts.load", "scoring": "parts.scoring",
+            "select": "parts.select", "layers": "parts.layers", "checks": "parts.checks", "logits": "parts.logits",
+        },
+    ),
+    "tune": (
+        {
+            "questions": "questions", "measured": "units", "of": "available", "target": "target.measure",
+            "at most": "target.limit", "chosen": "chosen", "by the means alone": "by_mean", "note": "no_answers",
+        },
+        "lines",
+        {
+            "policy": "label", "rows": "rows", "KL, first token": "kl", "KL, answer": "answer_kl",
+            "bound": "finding.high", "same answers": "same_answer", "TTFT, s": "ttft_s", "target": "finding.status",
+        },
+    ),
+    "answers": (
+        {
+            "dataset": "header.dataset.name", "content": "header.dataset.sha256", "questions": "questions",
+            "sets of documents": "units", "tokens of a prompt": "tokens", "too long": "skipped", "metric": "metric",
+        },
+        "lines",
+        {
+            "policy": "label", "score": "score.mean", "to full": "difference.mean", "KL, first token": "kl.mean",
+            "KL, answer": "answer_kl.mean", "same answers": "same_answer", "rows": "row_share",
+            "TTFT, s": "timing.ttft_s", "speedup": "speedup",
+        },
+    ),
+}  # fmt: skip
 
 
 def make_page(report: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
     """The page of a report; `pictures` are SVG files, by the part's name."""
-    model, machine, parts = report["model"], report["machine"], report["parts"]
-    title = f"pictool evidence: {model.get('name', 'a model that was not loaded')}"
-    versions = ", ".join(f"{name} {machine.get(name)}" for name in ("pictool", "torch", "transformers", "python"))
-    place = machine.get("cpu") if model.get("device") == "cpu" else machine.get("gpu")
-    facts = [
-        ("model", f"{model.get('architecture')}, {model.get('weights', 0) / 1e6:,.4g}M weights, {model.get('dtype')}"),
-        ("weights", str(model.get("fingerprint"))),
-        ("device", f"{model.get('device')}: {place}, {machine.get('threads')} threads of the CPU"),
-        ("versions", f"{versions}, {machine.get('system')}"),
-        ("written", f"{report['written']}, {report['seconds'] / 60:.1f} of {report['minutes']:g} minutes"),
-    ]
-    summary = [(part["title"], part["status"], f"{part['seconds']:.0f} s", part["why"]) for part in parts]
-    body = [
-        f"<h1>{escape(title)}</h1>", _table((), facts), _table(("part", "result", "time", ""), summary),
-        *(_section(part, pictures.get(part["name"])) for part in parts if part["rounds"]),
-    ]  # fmt: skip
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+    parts = report["parts"]
+    facts = [(name, report["model"].get(name)) for name in ("name", "architecture", "weights", "fingerprint", "dtype")]
+    facts += [("device", report["model"].get("device")), *report["machine"].items()]
+    facts += [(name, report[name]) for name in ("written", "minutes", "seconds")]
+    summary = [(part["title"], part["status"], part["seconds"], part["why"]) for part in parts]
+    title = escape(f"pictool evidence: {report['model'].get('name', 'a model that was not loaded')}")
+    body = [f"<h1>{title}</h1>", _table((), facts), _table(("part", "result", "seconds", ""), summary)]
+    body += [_section(part, pictures.get(part["name"])) for part in parts if part["rounds"]]
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{"".join(body)}\n</body></html>\n'
 
 
 def _section(part: Mapping[str, Any], picture: bytes | None) -> str:
-    tables = _TABLES[part["name"].partition("-")[0]]
-    drawn = "" if picture is None else f'<img alt="" src="data:image/svg+xml;base64,{b64encode(picture).decode()}">'
-    shown = part["rounds"] if part["name"].startswith("bench") else part["rounds"][-1:]
-    return f"\n<h2>{escape(part['title'])}</h2>\n" + "\n".join(tables(each["result"]) for each in shown) + drawn
+    """A part's tables: of all rounds of a bench, else of the largest."""
+    kind = part["name"] if part["name"] in _TABLES else part["name"].rpartition("-")[0]
+    facts, place, columns = _TABLES[kind]
+    shown = [f"\n<h2>{escape(part['title'])}</h2>\n"]
+    for each in part["rounds"] if kind.startswith("bench") else part["rounds"][-1:]:
+        rows = [[_at(row, path) for path in columns.values()] for row in _at(each["result"], place)]
+        shown.append(_table((), [(name, _at(each["result"], path)) for name, path in facts.items()]))
+        shown.append(_table((*columns,), rows))
+    if picture is not None:
+        shown.append(f'<img alt="" src="data:image/svg+xml;base64,{b64encode(picture).decode()}">')
+    return "".join(shown)
 
 
-def _table(head: Row, rows: Sequence[Row]) -> str:
+def _at(values: Any, path: str) -> Any:
+    """What is at a path of keys; None if something before it is."""
+    return reduce(lambda found, key: None if found is None else found[key], path.split("."), values)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A table; a cell that is a status has its name as class."""
     lines = [f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr>"] if head else []
     for row in rows:
-        cells = (
-            f'<td class="{escape(cell)}">{escape(cell)}</td>' if cell in _STATUSES else f"<td>{escape(cell)}</td>"
-            for cell in row
-        )
-        lines.append(f"<tr>{''.join(cells)}</tr>")
+        texts = [(f' class="{value}"' if value in _STATUSES else "", escape(_text(value))) for value in row]
+        lines.append(f"<tr>{''.join(f'<td{mark}>{text}</td>' for mark, text in texts)}</tr>")
     return f"<table>{''.join(lines)}</table>"
 
 
-_STATUSES = ("failed", "partial", "left out")
-
-
-def _verdicts(result: Mapping[str, Any]) -> str:
-    rows = [(each["section"], each["status"], each["check"], each["text"]) for each in result["verdicts"]]
-    return _table(("", "", "check", "found"), rows)
-
-
-def _bench(result: Mapping[str, Any]) -> str:
-    options, measured = result["options"], result["results"]
-    caption = f"{measured['prompt_tokens']:,} tokens: {options['chunks']} × {options['chunk_tokens']}, and a tail"
-    return f"<p>{escape(caption)}</p>" + (_sync if result["bench"] == "sync" else _breakdown)(measured["methods"])
-
-
-def _sync(methods: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        (
-            each["label"], f"{each['median']['rows']:,.0f}", _range(each["ttft"]), f"{each['speedup']:.2f}×",
-            "-" if each["ttft_by_floor"] is None else f"{each['ttft_by_floor']:.2f}",
-            "-" if each["median"]["decode_tokens_per_s"] is None else f"{each['median']['decode_tokens_per_s']:.1f}",
-        )
-        for each in methods
-    ]  # fmt: skip
-    return _table(("policy", "rows", "TTFT, ms", "speedup", "÷ roofline", "tokens/s"), rows)
-
-
-def _breakdown(methods: Sequence[Mapping[str, Any]]) -> str:
-    def parts(each: Mapping[str, Any]) -> Iterator[str]:
-        medians = each["parts"]
-        for seconds in (medians["load"], medians["scoring"] + medians["select"], sum(medians["layers"]),
-                        sum(medians["checks"]), medians["logits"] + medians["other"]):  # fmt: skip
-            yield ms(seconds)
-
-    rows = [(each["label"], _range(each["ttft"]), *parts(each)) for each in methods]
-    return _table(("policy", "TTFT, ms", "load", "select", "layers", "checks", "other"), rows)
-
-
-def _tune(result: Mapping[str, Any]) -> str:
-    target = result["target"]
-    chosen = result["chosen"] or f"none yet; by the means alone {result['by_mean'] or 'full'}"
-    caption = (
-        f"{result['units']} of {result['available']} questions ({result['questions']}); target: a mean "
-        f"{target['measure']} of at most {target['limit']:g}. Chosen: {chosen}. {result['no_answers']}"
-    )
-    rows = [
-        (
-            line["label"], percent(line["rows"]), number(line["kl"]), number(line["answer_kl"]),
-            number(line["finding"]["high"]), percent(line["same_answer"]), ms(line["ttft_s"]),
-            line["finding"]["status"],
-        )
-        for line in sorted(result["lines"], key=lambda line: line["rows"])
-    ]  # fmt: skip
-    head = ("policy", "rows", "KL, first token", "KL, answer", "at most", "same answers", "TTFT, ms", "target")
-    return f"<p>{escape(caption)}</p>" + _table(head, rows)
-
-
-def _answers(result: Mapping[str, Any]) -> str:
-    data = result["header"]["dataset"]
-    caption = (
-        f"{result['questions']} questions over {result['units']} sets of documents, {result['tokens']:,.0f} tokens a "
-        f"prompt; {len(result['skipped'])} too long. {data['name']}, content {data['sha256'][:16]}"
-    )
-
-    def mean(estimate: Mapping[str, float] | None) -> str:
-        return "-" if estimate is None else number(estimate["mean"])
-
-    rows = [
-        (
-            line["label"], f"{line['score']['mean']:.3f}", f"{line['difference']['mean']:+.3f}", mean(line["kl"]),
-            mean(line["answer_kl"]), percent(line["same_answer"]), percent(line["row_share"]),
-            ms(line["timing"]["ttft_s"]), f"{line['speedup']:.2f}×",
-        )
-        for line in result["lines"]
-    ]  # fmt: skip
-    head = (
-        "policy",
-        result["metric"],
-        "to full",
-        "KL, first token",
-        "KL, answer",
-        "same answers",
-        "rows",
-        "TTFT, ms",
-        "speedup",
-    )
-    return f"<p>{escape(caption)}</p>" + _table(head, rows)
-
-
-def _range(times: Mapping[str, float]) -> str:
-    return f"{ms(times['median'])} ({ms(times['low'])}–{ms(times['high'])})"
-
-
-_TABLES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "doctor": _verdicts, "bench": _bench, "tune": _tune, "answers": _answers,
-}  # fmt: skip
+def _text(value: Any) -> str:
+    """A value as a cell shows it: three digits of a number, the sum of a list of numbers, the length of any other."""
+    if isinstance(value, list):
+        return _text(sum(value) if all(isinstance(each, float) for each in value) else len(value))
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
