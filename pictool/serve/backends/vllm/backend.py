@@ -385,7 +385,7 @@ class VllmBackend(Backend):
             )
             return Reuse(
                 label, exact=num_prompt, cached=record.num_cached, problem=problem, parts=parts,
-                explains=linking.explains,
+                explains=linking.explains, nearest=None if report is None else report.get("nearest"),
             )  # fmt: skip
         named = list(prompt_layout.sources) if prompt_layout is not None else []
         num_named = min(len(named), report["chunks"])
