@@ -35,7 +35,7 @@ from pictool.store.recognition import ContentIndex
 from pictool.world.generate import Question, WorldPrompt, write_prompt
 
 RESULTS = Path("benchmarks/results/reused_parts.json")
-POLICIES = ("naive", "legolink-16", "legolink-64", "cacheblend-15", "cacheblend-50", "full")
+POLICIES = ("naive", "legolink-16", "cacheblend-15", "full")
 PAGES = 6
 
 
@@ -111,7 +111,7 @@ def measure(model: Model, num_worlds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="embedded")
-    parser.add_argument("--worlds", type=int, default=200)
+    parser.add_argument("--worlds", type=int, default=60)
     options = parser.parse_args()
     model = load_model(options.model, "cpu", "float32")
     write_results(RESULTS, {"model": model.name, "worlds": options.worlds, **measure(model, options.worlds)})

@@ -21,8 +21,6 @@ from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.conversation import Reply
-    from pictool.documents.finding import FileFilter
-    from pictool.documents.library import Library
     from pictool.runtime.model import Model
 
 
@@ -144,10 +142,13 @@ def ask(
         InputError: no file that can be read, or no passage with a word of the question. PicError: see `answer`.
     """
     from pictool.conversation import Conversation
-    from pictool.documents.finding import FileFilter
+    from pictool.documents.finding import FileFilter, find_files
+    from pictool.documents.library import LibraryReader
 
     listed = [folders] if isinstance(folders, str | Path) else folders
-    library = _read_folders(model, listed, FileFilter(tuple(include), tuple(exclude)), passage_tokens, reader)
+    files = find_files(listed, FileFilter(tuple(include), tuple(exclude)))
+    with LibraryReader(model, passage_tokens, reader, store) as library_reader:
+        library = library_reader.read(files)
     spec = Spec(policy=_policy_of(policy), max_new_tokens=max_new_tokens, codec=codec)
     with engine_of(model)(model, store) as engine:
         conversation = Conversation(engine, library, spec, num_passages)
@@ -156,14 +157,3 @@ def ask(
 
 def _policy_of(policy: Policy | str) -> Policy:
     return named_policy(policy) if isinstance(policy, str) else policy
-
-
-def _read_folders(
-    model: Model, folders: Sequence[str | Path], chosen: FileFilter, passage_tokens: int, command: str | None
-) -> Library:
-    from pictool.documents.finding import find_files
-    from pictool.documents.library import LibraryReader
-
-    files = find_files(folders, chosen)
-    with LibraryReader(model, passage_tokens, command) as reader:
-        return reader.read(files)

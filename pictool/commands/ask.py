@@ -75,7 +75,7 @@ def run_ask(
     engine_type, store = find_engine(engine, model=settings.model), open_store(settings)
     files = folder.find_files()
     model = open_model(settings)
-    with folder.open_reader(model) as reader:
+    with folder.open_reader(model, store) as reader:
         library = read_library(reader, files)
     kept = None if is_conversation else 0
     with engine_type(model, store, kept) as running, fetching_ends_with_an_error(store):

@@ -57,7 +57,7 @@ def run_sync(
         open_store(settings),
     )
     model, options = open_model(settings), CompileOptions(codec=settings.codec)
-    with engine_type(model, store) as running, folder.open_reader(model) as reader:
+    with engine_type(model, store) as running, folder.open_reader(model, store) as reader:
         plans = [sync_folder(running, reader, folder, path, options, is_dry, as_json) for path in folders]
         if as_json and not is_dry:
             print_json([plan.report() for plan in plans])

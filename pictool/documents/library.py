@@ -13,9 +13,11 @@ from pictool.documents.ranking import TextIndex
 from pictool.documents.reading import Document, FileReader
 from pictool.errors import InputError
 from pictool.reading import file_state
+from pictool.store.side.readings import Readings
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
+    from pictool.store.store import Store
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,15 @@ class LibraryReader:
         model: whose tokens are counted.
         passage_tokens: of a passage at most.
         command: reads what no reader knows (`FileReader`).
+        store: keeps what was read for the next process; nothing for a model with a salt.
     """
 
-    def __init__(self, model: Model, passage_tokens: int = PASSAGE_TOKENS, command: str | None = None) -> None:
-        self._model, self._passage_tokens, self._reader = model, passage_tokens, FileReader(command)
+    def __init__(
+        self, model: Model, passage_tokens: int = PASSAGE_TOKENS, command: str | None = None, store: Store | None = None
+    ) -> None:
+        readings = None if store is None or model.salt else Readings(store.root)
+        self._model, self._passage_tokens = model, passage_tokens
+        self._reader = FileReader(command, readings=readings)
         self._known: dict[Path, tuple[object, Document, tuple[Passage, ...]]] = {}
 
     def __enter__(self) -> LibraryReader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections import OrderedDict, deque
@@ -27,7 +28,7 @@ from pictool.serve.prompts.explained import summary
 from pictool.serve.prompts.learning import texts_of
 from pictool.serve.prompts.logged import logged
 from pictool.serve.prompts.reading import documents_of, hint_of
-from pictool.serve.prompts.retrieving import RetrievedDocument, texts_beside
+from pictool.serve.prompts.retrieving import RetrievedDocument
 from pictool.serve.schema import DocumentQuery, Documents
 from pictool.serve.tenants import OPERATOR, Keys, Tenant
 from pictool.serve.tracing import AnswerSpan
@@ -157,7 +158,7 @@ class Service:
         """
         if not isinstance(wanted, DocumentQuery):
             return replace(chat, documents=documents_of(wanted)), ()
-        texts = texts_beside(texts_of(chat), chat.tools)
+        texts = [*texts_of(chat), *(json.dumps(tool) for tool in chat.tools)]
         found = await self.backend.retrieve(wanted, tenant, linking, texts, most or 1)
         objects = [RetrievedObject(document.key, document.num_tokens) for document in found]
         return replace(chat, documents=tuple(map(TemplateDocument, objects))), found

@@ -36,7 +36,7 @@ _INNER = r"(?:eval/[0-9a-f]{8}|replicas/[^/]+)"  # stores within a store
 _OBJECT = r"objects/[0-9a-f]{2}/[0-9a-f]{64}\.kvo(?:\.sig)?"
 _NAMES = re.compile(
     rf"(?:{_INNER}/)?(?:objects(?:/[0-9a-f]{{2}})?|{_OBJECT}|tmp(?:/\.[^/]*\.[0-9a-f]{{16}}\.tmp)?|lock|pictool-store"
-    r"|pins(?:/[0-9a-f]{64})?|stats(?:/[0-9]{2})?|(?:index|hits|sources|folders|leases)\.sqlite3(?:-journal|-wal|-shm)?)"
+    r"|pins(?:/[0-9a-f]{64})?|stats(?:/[0-9]{2})?|(?:index|hits|sources|folders|readings|leases)\.sqlite3(?:-journal|-wal|-shm)?)"
     rf"|eval(?:/(?:results|questions)(?:/[0-9a-f]{{12}}\.jsonl?)?)?|replicas|{_INNER}"
     r"|files(?:/[^/]+(?:/file-[0-9a-f]{32})?)?|\.pic-scratch-[a-z0-9_]{8}(?:/.*)?",
     re.DOTALL,

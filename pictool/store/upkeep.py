@@ -28,6 +28,7 @@ from pictool.store.objects.format import ObjectFile
 from pictool.store.scratch import abandoned_scratch, remove_scratch
 from pictool.store.side.databases import roll_back
 from pictool.store.side.index import INDEX_FILE
+from pictool.store.side.readings import READINGS_FILE, forget_readings
 from pictool.store.side.sources import SOURCES_FILE, forget_sources
 from pictool.store.side.usage import HITS_FILE, UsageCounts, forget_hits, read_counts
 from pictool.store.signatures import sidecar_of
@@ -62,6 +63,7 @@ def gc(store: Store, max_bytes: int | None = None) -> GcResult:
     store.counters.add(UsageCounts(evictions=evicted.count, evicted_bytes=evicted.num_bytes))
     forget_hits(store.root, store.keys)
     forget_sources(store.root, store.keys)
+    forget_readings(store.root)
     return GcResult(Tally(len(litter), sum(litter)), evicted, num_bytes)
 
 
@@ -92,7 +94,7 @@ def _collect(root: Path, outer: Path) -> list[int]:
     ensure_store(root, outer)
     require_no_links(root / "tmp", root)
     files = [size for path in temp_candidates(root) if (size := remove_stale_temp(path)) is not None]
-    for name in (INDEX_FILE, HITS_FILE, SOURCES_FILE):  # that of the leases keeps its room
+    for name in (INDEX_FILE, HITS_FILE, SOURCES_FILE, READINGS_FILE):  # that of the leases keeps its room
         roll_back(root / name)
     return files + remove_scratch(root)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pictool.documents.reading import Document
     from pictool.engines.base import Engine
     from pictool.runtime.model import Model
+    from pictool.store.store import Store
 
 MAX_NOTES = 50  # of files that cannot be read, one a line
 PASSAGE_TOKENS = 256
@@ -70,10 +71,10 @@ class FolderOptions:
         chosen = FileFilter(tuple(self.include), tuple(self.exclude), self.no_ignore)
         return find_files(self.names if names is None else names, chosen)
 
-    def open_reader(self, model: Model) -> LibraryReader:
+    def open_reader(self, model: Model, store: Store) -> LibraryReader:
         from pictool.documents.library import LibraryReader
 
-        return LibraryReader(model, self.passage_tokens, self.reader)
+        return LibraryReader(model, self.passage_tokens, self.reader, store)
 
 
 def read_library(reader: LibraryReader, files: Sequence[Path]) -> Library:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -101,8 +100,3 @@ class StoredTexts:
         if not keys:
             raise not_found(f"folder {name[:80]!r}", "documents", "folder_not_found")
         return keys
-
-
-def texts_beside(texts: Iterable[str], tools: Iterable[Any]) -> list[str]:
-    """The texts that a template prints of a chat: its own, and its tools as JSON."""
-    return [*texts, *(json.dumps(tool) for tool in tools)]

@@ -385,7 +385,7 @@ class VllmBackend(Backend):
             )
             return Reuse(
                 label, exact=num_prompt, cached=record.num_cached, problem=problem, parts=parts,
-                explains=linking.explains,
+                explains=linking.explains, nearest=None if report is None else report.get("nearest"),
             )  # fmt: skip
         parts = self._parts(report, prompt_layout, num_prompt, linking, policy)
         sources = {part.reason for part in parts if part.key}
