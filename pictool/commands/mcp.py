@@ -51,7 +51,7 @@ def run_mcp(
     spec = make_spec(replace(request, query="?"), settings)
     folder.find_files()  # a wrong name ends it now
     engine_type, store, model = find_engine(engine, model=settings.model), open_store(settings), open_model(settings)
-    with folder.open_reader(model) as reader, engine_type(model, store) as running:
+    with folder.open_reader(model, store) as reader, engine_type(model, store) as running:
         make_server(FolderTools(running, reader, folder, spec, num_passages)).run("stdio")
     store.drain()
 
