@@ -232,9 +232,11 @@ class PooledImage(Image):
 
     def take_fresh(self, layer: int, key: Tensor, rows: Rows) -> None:
         super().take_fresh(layer, key, rows)
-        if self._pool.keeps_raw and self._is_pooled:
-            at = rows.positions if self._first is None else rows.positions[: rows.before(self._first)]
-            self._pool.raw[layer][:, self._base + at] = key[0, :, : len(at)]
+        for run in rows.runs if self._pool.keeps_raw and self._is_pooled else ():
+            end = run.end if self._first is None else min(run.end, self._first)
+            if run.start < end:
+                at = slice(self._base + run.start, self._base + end)
+                self._pool.raw[layer][:, at] = key[0, :, run.row : run.row + end - run.start]
 
     @property
     def raw_tokens(self) -> list[int]:
