@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,13 @@ Runs = dict[str, list[tuple[float, float]]]  # wall and CPU seconds of each roun
 
 
 def measured(run: Callable[[], object]) -> tuple[float, float]:
-    """Wall and CPU seconds."""
+    """Wall and CPU seconds; what it returns is dropped after them."""
     gc.collect()
     wall, cpu = time.perf_counter(), time.process_time()
-    run()
-    return time.perf_counter() - wall, time.process_time() - cpu
+    kept = run()
+    times = time.perf_counter() - wall, time.process_time() - cpu
+    del kept
+    return times
 
 
 def drawn(draw: random.Random, model: Model, count: int) -> list[int]:
@@ -95,13 +98,9 @@ def fresh(model: Model, tokens: int, rounds: int, root: str) -> dict[str, Any]:
         for name in sorted(pools, key=lambda _: draw.random()):
             if index < -1 and name != "full":
                 continue
-            linked = list[Linked]()
-            times = measured(
-                lambda name=name, prompt=prompt, linked=linked: linked.append(ask(model, store, prompt, pools[name]))
-            )
+            times = measured(partial(ask, model, store, prompt, pools[name]))
             if index >= 0:
                 runs[name].append(times)
-            del linked
     moves = {name: pool.counts.moves for name, pool in pools.items() if pool is not None}
     evicted = {name: pool.counts.evicted_bytes // of_slot for name, pool in pools.items() if pool is not None}
     return {"tokens": tokens, "moved_runs": moves, "evicted_tokens": evicted, **row_of(runs, "none")}
