@@ -253,8 +253,9 @@ class PrefixIndex:
             on_disk: tokens at the beginning that are there.
         """
         most = (layout.num_tokens - 1) // BLOCK  # blocks: the last token is always computed
-        exact = self.find(BlockChain(salt).extend(layout.tokens).keys[:most])
-        in_pool = exact[-1].position + exact[-1].length if exact else 0
+        chain = BlockChain(salt).extend(layout.tokens)
+        runs = self.find(chain.keys[:most])
+        in_pool = runs[-1].position + runs[-1].length if runs else 0
         end = max(in_pool, min(on_disk // BLOCK, most) * BLOCK)
         cut = next((span for span in spans if span.start < end < span.end), None)
         if cut is not None:  # it is linked as a whole; one before it that ends in the same block is not
@@ -262,10 +263,10 @@ class PrefixIndex:
         linked = [span for span in spans if span.start >= end]
         if linked and is_local:
             chain, linked = self._chain(salt, layout, linked)
-        else:
-            chain = BlockChain(salt, linked, linked[0].start if linked else None).extend(layout.tokens)
+        elif linked:
+            chain = BlockChain(salt, linked, linked[0].start).extend(layout.tokens)
         rows, last = np.zeros(layout.num_tokens, dtype=bool), 0
-        for run in self.find(chain.keys[:most]):
+        for run in self.find(chain.keys[:most]) if linked else runs:
             last = run.first + len(run.keys)
             rows[run.position : last * BLOCK] = True
         computed = frozenset(span.start for span in spans) - {span.start for span in linked}
