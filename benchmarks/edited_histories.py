@@ -16,7 +16,6 @@ highest of eight.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -238,16 +237,14 @@ def main() -> None:
     parser.add_argument("--k", default="0,16", help="tokens of a moved message that are computed again")
     options = parser.parse_args()
     chosen = [one for one in subjects() if not options.models or one.name in options.models.split(",")]
-    known = json.loads(options.out.read_text())["rows"] if options.out is not None and options.out.exists() else []
-    rows = {(row["model"], row["k"]): row for row in known}  # of other models
+    rows = list[dict[str, Any]]()
     for subject in chosen:
         for k in map(int, options.k.split(",")):
             edits = measure(subject, options.prompts, options.size, k)
-            rows[subject.name, k] = {"model": subject.name, "k": k, "edits": edits}
-            print(rows[subject.name, k], flush=True)
+            rows.append({"model": subject.name, "k": k, "edits": edits})
+            print(rows[-1], flush=True)
             if options.out is not None:
-                found = {"prompts": options.prompts, "size": options.size, "rows": [*rows.values()]}
-                write_results(options.out, found)
+                write_results(options.out, {"prompts": options.prompts, "size": options.size, "rows": rows})
 
 
 if __name__ == "__main__":

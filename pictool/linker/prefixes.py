@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,6 +82,10 @@ class BlockChain:
         data = np.concatenate([self._rest, added])
         whole = len(data) - len(data) % BLOCK
         for at in range(0, whole, BLOCK):
+            if not self._spans and self._limit is None:
+                self._parent = hashlib.sha256(self._parent + data[at : at + BLOCK].tobytes()).digest()
+                self.keys.append(self._parent)
+                continue
             end = (len(self.keys) + 1) * BLOCK
             if self._limit is not None and end > self._limit:
                 self._limit = 0
@@ -225,21 +230,23 @@ class PrefixIndex:
     def find(self, keys: Sequence[Key]) -> list[FoundRun]:
         """Where the blocks of a chain are, up to the first that is nowhere."""
         runs: list[tuple[int, int, list[Key]]] = []
-        piece: PrefixPiece | None = None
-        for block, key in enumerate(keys):
-            if not key:
+        block = 0
+        while block < len(keys):
+            if not keys[block]:
+                block += 1
                 continue
-            found = self._by_key.get(key)
+            found = self._by_key.get(keys[block])
             if not found:
                 break
-            if piece not in found:
-                piece = min(found, key=lambda each: each.is_held)
-            assert piece is not None
-            slot = piece.slot(block)
+            piece = min(found, key=lambda each: each.is_held)
+            there, slot = piece.keys[block - piece.first :], piece.slot(block)
+            pairs = zip(keys[block : block + len(there)], there, strict=False)
+            same = [key for key, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
             if runs and runs[-1][0] + len(runs[-1][2]) == block and runs[-1][1] + len(runs[-1][2]) * BLOCK == slot:
-                runs[-1][2].append(key)
+                runs[-1][2].extend(same)
             else:
-                runs.append((block, slot, [key]))
+                runs.append((block, slot, same))
+            block += len(same)
         return [FoundRun(first, slot, tuple(listed)) for first, slot, listed in runs]
 
     def find_prefix(
@@ -253,8 +260,9 @@ class PrefixIndex:
             on_disk: tokens at the beginning that are there.
         """
         most = (layout.num_tokens - 1) // BLOCK  # blocks: the last token is always computed
-        exact = self.find(BlockChain(salt).extend(layout.tokens).keys[:most])
-        in_pool = exact[-1].position + exact[-1].length if exact else 0
+        chain = BlockChain(salt).extend(layout.tokens)
+        runs = self.find(chain.keys[:most])
+        in_pool = runs[-1].position + runs[-1].length if runs else 0
         end = max(in_pool, min(on_disk // BLOCK, most) * BLOCK)
         cut = next((span for span in spans if span.start < end < span.end), None)
         if cut is not None:  # it is linked as a whole; one before it that ends in the same block is not
@@ -262,10 +270,10 @@ class PrefixIndex:
         linked = [span for span in spans if span.start >= end]
         if linked and is_local:
             chain, linked = self._chain(salt, layout, linked)
-        else:
-            chain = BlockChain(salt, linked, linked[0].start if linked else None).extend(layout.tokens)
+        elif linked:
+            chain = BlockChain(salt, linked, linked[0].start).extend(layout.tokens)
         rows, last = np.zeros(layout.num_tokens, dtype=bool), 0
-        for run in self.find(chain.keys[:most]):
+        for run in self.find(chain.keys[:most]) if linked else runs:
             last = run.first + len(run.keys)
             rows[run.position : last * BLOCK] = True
         computed = frozenset(span.start for span in spans) - {span.start for span in linked}

@@ -378,6 +378,8 @@ class ResidentObjects:
         for piece in [*self._prefixes.pieces]:
             if piece.is_held or not overlaps(piece.start, piece.end, span):
                 continue
+            if any(start <= piece.start and piece.end <= end for start, end in (stay or span)):
+                continue  # all of it stays, or none
             slots = range(piece.start, piece.end, BLOCK)
             kinds = [
                 overlaps(at, at + BLOCK, span) + (next((i for i, (a, b) in enumerate(stay, 1) if a <= at < b), 0))

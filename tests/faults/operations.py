@@ -90,7 +90,6 @@ OPERATIONS = [
     Operation("prefix-stored", "link a.txt b.txt --algo prefix --store chained"),
     Operation("converse", "converse st model --turns 3"),
     Operation("converse-kept", "converse chained model --turns 3"),
-    Operation("converse-small", "converse st model --turns 4 --size 60K", removes=True),
     Operation("inspect-object", "inspect {a} a.kvo --layers"),
     Operation("inspect-trace", "inspect naive.trace"),
     Operation("inspect-against", "inspect naive.trace --against full"),

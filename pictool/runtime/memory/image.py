@@ -34,7 +34,7 @@ class Image:
     def __init__(self, stack: LayerStack, layout: Layout) -> None:
         self.stack, self.layout = stack, layout
         self.num_tokens = layout.num_tokens
-        self._tables = stack.rotary_tables(torch.arange(self.num_tokens, device=stack.device))
+        self._tables = self._all_tables()
         self._keys, self._values = self._buffers(self.num_tokens + GROWTH)
         self.states = None if stack.geometry.states is None else ImageStates(stack)
         self.logits: Tensor | None = None  # float32 [vocab], at the last prompt token
@@ -42,6 +42,10 @@ class Image:
         # `keep_keys` was called: [1, kv_heads, rows, head_dim]
         self.fresh_keys: list[Tensor] | None = None
         self._last_tables: tuple[Rows, RotaryTables] | None = None  # of the rows of the last pass
+
+    def _all_tables(self) -> RotaryTables:
+        """RoPE tables of the prompt's positions."""
+        return self.stack.rotary_tables(torch.arange(self.num_tokens, device=self.stack.device))
 
     def _buffers(self, tokens: int) -> tuple[list[Tensor], list[Tensor]]:
         """Keys and values of each layer, [1, kv_heads, tokens, head_dim]. No position is read before it is written."""

@@ -74,6 +74,7 @@ class Pool:
     def __init__(self, model: Model, num_slots: int, scratch: int = 0, keeps_raw: bool = False) -> None:
         require_movable(model)
         self.stack, self.num_slots, self.keeps_raw = model.stack, num_slots, keeps_raw
+        self._longest: RotaryTables | None = None
         geometry, stack = model.geometry, model.stack
         rotated, other = (part for has in (True, False) for part in geometry.parts if part.rotated is has)
         shapes = [(part.heads, num_slots + scratch, part.width) for part in (rotated, rotated, other)]
@@ -131,8 +132,13 @@ class Pool:
 
     def _tables(self, moves: Iterable[Move]) -> RotaryTables:
         """RoPE tables of all positions that moves need."""
-        last = max((move.position + move.length for move in moves if move.position is not None), default=1)
-        return self.stack.rotary_tables(torch.arange(last, device=self.stack.device))
+        return self.tables(max((move.position + move.length for move in moves if move.position is not None), default=1))
+
+    def tables(self, length: int) -> RotaryTables:
+        """RoPE tables of the first positions; those of the longest prompt are kept."""
+        if self._longest is None or len(self._longest.positions) < length:
+            self._longest = self.stack.rotary_tables(torch.arange(length + GROWTH, device=self.stack.device))
+        return tables_at(self._longest, slice(0, length))
 
     @torch.inference_mode()
     def _run(self, made: MovePlan, tables: RotaryTables) -> None:
@@ -209,6 +215,9 @@ class PooledImage(Image):
         """RoPE tables of the prompt's positions."""
         return self._tables
 
+    def _all_tables(self) -> RotaryTables:
+        return self._pool.tables(self.num_tokens)
+
     def _buffers(self, tokens: int) -> tuple[list[Tensor], list[Tensor]]:
         at, pool = slice(self._base, self._base + tokens), self._pool
         pairs = [
@@ -232,9 +241,11 @@ class PooledImage(Image):
 
     def take_fresh(self, layer: int, key: Tensor, rows: Rows) -> None:
         super().take_fresh(layer, key, rows)
-        if self._pool.keeps_raw and self._is_pooled:
-            at = rows.positions if self._first is None else rows.positions[: rows.before(self._first)]
-            self._pool.raw[layer][:, self._base + at] = key[0, :, : len(at)]
+        for run in rows.runs if self._pool.keeps_raw and self._is_pooled else ():
+            end = run.end if self._first is None else min(run.end, self._first)
+            if run.start < end:
+                at = slice(self._base + run.start, self._base + end)
+                self._pool.raw[layer][:, at] = key[0, :, run.row : run.row + end - run.start]
 
     @property
     def raw_tokens(self) -> list[int]:
