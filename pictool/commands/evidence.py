@@ -23,7 +23,6 @@ FORMAT, VERSION = "pictool-evidence", 1
 CHUNKS, TAIL, NEW = 8, 32, 16  # of the prompts of `pic bench`, in tokens but the first
 CHUNK_TOKENS = (64, 128, 256, 512, 1024)  # round by round
 QUESTIONS = (8, 32, 128, 512)
-DEFAULT_DATA = "world"  # made up, so that no model knows it
 POLICIES = ("full", "naive", "legolink", "cacheblend")  # if the examination names none
 
 app = make_app()
@@ -37,7 +36,7 @@ def run_evidence(
     ] = None,
     data: Annotated[
         Optional[list[str]],
-        option("--data", "FILE", "Questions, as pic eval reads them; repeatable (world, made-up facts).", DATASET),
+        option("--data", "FILE", "Questions, as pic eval reads them; repeatable (picbench).", DATASET),
     ] = None,
     minutes: Annotated[
         float, option("--minutes", "N", "Time for all parts; what does not fit is left out, and named.")
@@ -62,7 +61,7 @@ def run_evidence(
     folder.mkdir(parents=True, exist_ok=True)
     with Path(output, "lock").open("ab") as file:
         lock_output(Path(output), file)
-        records = run_parts(settings, documents or [], data or [DEFAULT_DATA], folder, 60 * minutes)
+        records = run_parts(settings, documents or [], data or [default_data(settings)], folder, 60 * minutes)
         report = shareable(make_report(records, minutes), settings, output)
         write_report(report, Path(output))
     note(f"wrote {output}/report.html and {output}/report.json")
@@ -73,6 +72,13 @@ def run_evidence(
             print(f"{record.status:<8} {record.title}, {record.seconds:.0f} s" + f": {record.why}" * bool(record.why))
     if not report["is_good"]:
         sys.exit(1)
+
+
+def default_data(settings: Settings) -> str:
+    """Generated questions, which no model has read; the embedded models know no other world than their own."""
+    from pictool.runtime.model import EMBEDDED
+
+    return "world" if (settings.model or "embedded") in EMBEDDED else "picbench"
 
 
 def check_options(minutes: float, documents: Sequence[str], data: Sequence[str], output: str) -> None:
