@@ -70,6 +70,10 @@ ask
 ask none -q why
 ask a.txt -q why --algo none
 ask a.txt -q why -m ./none
+mcp none
+mcp a.txt -m ./none
+evidence none.txt
+evidence --minutes 0
 estimate
 estimate none
 estimate a.txt --shape none

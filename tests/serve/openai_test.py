@@ -61,7 +61,7 @@ def test_full_is_the_exact_answer_and_off_is_full(live: Live) -> None:
     plain = live.chat("".join(DOCS) + "\n\n" + QUESTION, pic=False)
     assert plain["pic"] == {
         "policy": "full", "chunks": 0, "exact_tokens": plain["usage"]["prompt_tokens"], "linked_tokens": 0,
-        "recomputed_tokens": 0, "prefix_tokens": 0, "source": "none",
+        "recomputed_tokens": 0, "prefix_tokens": 0, "moved_tokens": 0, "source": "none",
     }  # fmt: skip
     response = live.client.post(
         "/v1/chat/completions", headers={"X-Pic-Policy": "off"},

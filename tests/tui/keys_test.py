@@ -70,6 +70,10 @@ def choice(name: str) -> Probe:
     return lambda app: getattr(app.screen.color_by, name)  # type: ignore[attr-defined]
 
 
+def shown_tables(app: PicApp) -> list[str | None]:
+    return [table.id for table in app.screen.query(RowTable) if table.display]
+
+
 def of_screen(name: str) -> Probe:
     return lambda app: getattr(app.screen, name)
 
@@ -198,6 +202,7 @@ SCRIPTS = [
     Script("CompareScreen", tab, [("t", "tab-map"), ("t", "tab-layers")], "compare"),
     Script("QueryScreen", row_of_tree, [("n", 4), ("n", 5), ("N", 4)], "run"),
     Script("ServerScreen", of_screen("is_paused"), [("p", True), ("p", False)], "server"),
+    Script("ServerScreen", shown_tables, [("r", ["last"]), ("r", ["counts"])], "server"),
     Script("PicScreen", is_ended, [("q", True)], "run"),
     Script("HeatMap", at_cell, [("right", (1, None)), ("down", (1, 0)), ("down", (1, 1))], focus="HeatMap"),
     Script("HeatMap", at_cell, [("up", (2, 0)), ("left", (1, 0))], first=["right", "right", "l", "l"], focus="HeatMap"),
