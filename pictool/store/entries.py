@@ -104,11 +104,12 @@ def temp_candidates(root: Path) -> list[Path]:
     return []
 
 
-def inner_stores(root: Path) -> list[Path]:
-    """The stores in directories of this one (`Store.within`), as evaluations and servers make them; through no link.
+def inner_directories(root: Path, name: str) -> list[Path]:
+    """The directories in this one, one or two levels below, that have a directory of this name; through no link.
 
-    Those in scratch directories are their processes' own.
+    Such with `objects` are stores (`Store.within`), as evaluations and servers make them. Those in scratch directories
+    are their processes' own.
     """
-    paths = itertools.chain(root.glob("[!.]*/objects"), root.glob("[!.]*/*/objects"))
-    found = (path.parent for path in paths if path.is_dir())
-    return sorted(path for path in found if not (path.is_symlink() or path.parent.is_symlink()))
+    paths = itertools.chain(root.glob(f"[!.]*/{name}"), root.glob(f"[!.]*/*/{name}"))
+    found = (path.parent for path in paths if path.is_dir() and not path.is_symlink())
+    return sorted(path for path in found if not any(each.is_symlink() for each in {path, path.parent} - {root}))

@@ -20,7 +20,7 @@ from pictool.errors import (
 )
 from pictool.store import eviction
 from pictool.store.directory import ensure_store, is_store, require_store
-from pictool.store.entries import SUFFIX, Entry, entries, inner_stores, temp_candidates
+from pictool.store.entries import SUFFIX, Entry, entries, inner_directories, temp_candidates
 from pictool.store.eviction import Tally
 from pictool.store.files import is_stale_temp, make_directory, remove_stale_temp, require_no_links
 from pictool.store.leases import leased_keys
@@ -75,16 +75,20 @@ def would_collect(store: Store, max_bytes: int | None = None) -> tuple[list[Path
     """
     require_store(store.root)
     litter = [
-        path
-        for root in _roots(store)
-        for path in (*filter(is_stale_temp, temp_candidates(root)), *abandoned_scratch(root))
+        path for root in _roots(store) for path in (*filter(is_stale_temp, _temps(root)), *abandoned_scratch(root))
     ]
     return litter, eviction.would_shrink(store.root, store.max_bytes if max_bytes is None else max_bytes)
 
 
 def _roots(store: Store) -> list[Path]:
     """The directories of a store, and of those in it."""
-    return [store.root, *filter(is_store, inner_stores(store.root))]
+    return [store.root, *filter(is_store, inner_directories(store.root, "objects"))]
+
+
+def _temps(root: Path) -> list[Path]:
+    """Temp files of a store, and of directories in it that were to become stores when their makers were killed."""
+    unmarked = [path for path in inner_directories(root, "tmp") if not is_store(path)]
+    return [path for directory in (root, *unmarked) for path in temp_candidates(directory)]
 
 
 def _collect(root: Path, outer: Path) -> list[int]:
@@ -93,7 +97,7 @@ def _collect(root: Path, outer: Path) -> list[int]:
     """
     ensure_store(root, outer)
     require_no_links(root / "tmp", root)
-    files = [size for path in temp_candidates(root) if (size := remove_stale_temp(path)) is not None]
+    files = [size for path in _temps(root) if (size := remove_stale_temp(path)) is not None]
     for name in (INDEX_FILE, HITS_FILE, SOURCES_FILE, READINGS_FILE):  # that of the leases keeps its room
         roll_back(root / name)
     return files + remove_scratch(root)

@@ -38,6 +38,27 @@ def test_gc_removes_temp_files_of_the_dead_only(store: Store) -> None:
     assert not list((store.root / "tmp").iterdir()) and (store.root / "out").read_bytes() == b"x"
 
 
+@pytest.mark.parametrize("through_link", [False, True])
+def test_gc_removes_what_a_killed_maker_of_an_inner_store_left(
+    store: Store, through_link: bool, tmp_path: Path
+) -> None:
+    """It was killed before the directory was marked as a store. What is behind a link, or has another name, stays."""
+    store.put(make_chunk(1))
+    elsewhere = tmp_path / "elsewhere"
+    for directory in (store.root / "prefixes", store.root / "eval" / "0123abcd", elsewhere):
+        (directory / "tmp").mkdir(parents=True)
+        (directory / "tmp" / ".pictool-store.0123456789abcdef.tmp").write_bytes(b"a mark")
+        (directory / "tmp" / "notes.txt").write_bytes(b"mine")
+    (store.root / "replicas").symlink_to(elsewhere)
+    root = store.root
+    if through_link:
+        root = tmp_path / "link"
+        root.symlink_to(store.root)
+    assert upkeep.would_collect(Store(root))[0] and upkeep.gc(Store(root)).litter.count == 2
+    assert len(list(elsewhere.glob("tmp/*"))) == 2 == len(list(store.root.glob("**/tmp/notes.txt")))
+    assert not list(store.root.glob("prefixes/tmp/.*")) and not list(store.root.glob("eval/*/tmp/.*"))
+
+
 @pytest.mark.parametrize("cache_size", [1, 1000])
 def test_gc_rolls_back_what_a_killed_listing_began(store: Store, cache_size: int) -> None:
     """With a small cache its journal is filled, and the index changed; else the journal is empty, and in the way."""
