@@ -25,7 +25,7 @@ class Conversations(Surface):
     """Some of the chains of an earlier server with the same conversations are replaced; or a size is."""
 
     name: ClassVar[str] = "conversations"
-    weight: ClassVar[int] = 3
+    weight: ClassVar[int] = 1
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
