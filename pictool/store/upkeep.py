@@ -87,8 +87,14 @@ def _roots(store: Store) -> list[Path]:
 
 def _temps(root: Path) -> list[Path]:
     """Temp files of a store, and of directories in it that were to become stores when their makers were killed."""
-    unmarked = [path for path in inner_directories(root, "tmp") if not is_store(path)]
-    return [path for directory in (root, *unmarked) for path in temp_candidates(directory)]
+    begun = filter(_has_temps_alone, inner_directories(root, "tmp"))
+    return [path for directory in (root, *begun) for path in temp_candidates(directory)]
+
+
+def _has_temps_alone(directory: Path) -> bool:
+    with suppress(OSError):
+        return [path.name for path in directory.iterdir()] == ["tmp"]
+    return False
 
 
 def _collect(root: Path, outer: Path) -> list[int]:
