@@ -213,6 +213,7 @@ def test_the_nearest_document_is_the_tenant_s(model: Model, store: Store) -> Non
     (compiled,) = compile(mine, store, [chunk])
     with closing(recognising(model, store)) as planner:
         request, cut = LinkParams(NAIVE, None), rig.ids(*HEAD, *chunk.tokens[: 3 * len(chunk) // 4], *TAIL)
+        planner._indexing.wait()  # until the store has been read
         assert planner.plan(request, cut, "mine") is None
         assert str(planner.nearest(request, cut, "mine")).startswith(f"equals object {compiled.key[:12]} up to token ")
         assert planner.nearest(request, cut, "theirs") is planner.nearest(request, cut) is None
