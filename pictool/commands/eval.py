@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 from pictool.commands.completion import complete_algorithm
 from pictool.commands.console.errors import of_command_line
-from pictool.commands.console.outputs import check_picture, output_path, print_json
+from pictool.commands.console.outputs import check_picture, output_path, print_json, require_matplotlib
 from pictool.commands.console.progress import answers_bar
 from pictool.commands.console.verbosity import note
 from pictool.commands.console.words import count
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 NONE = "-"
+ORDER = "order: answers that change with the documents' order where full's do not."
 LEGEND = (
     "KL, all: of the first token and of all of full's answer. same: equal answers.\n"
-    "order: answers that change with the documents' order where full's do not.\n"
     "Times: medians, ms. peak: rise of memory over what the process keeps, MB.\n"
     "read: KV of objects a question, MB."
 )
@@ -151,7 +151,7 @@ def write_pictures(summary: Summary, options: EvalOptions) -> None:
 
         with write_page(Path(options.html), f"pic eval: {summary.title}") as page:
             print_summary(summary, page.console)
-            page.pictures += [svg_of(summary, by_rows=is_by_rows) for is_by_rows in (False, True)]
+            page.pictures += [svg_of(summary, by_rows) for by_rows in (False, True)]
             page.data = summary.report()
         note(f"wrote {options.html}")
 
@@ -164,6 +164,7 @@ def check_outputs(options: EvalOptions, dataset: Dataset) -> None:
     if options.plot is not None:
         check_picture(options.plot, inputs)
     if options.html is not None:
+        require_matplotlib("--html")
         output_path("--html", options.html, inputs)
 
 
@@ -206,6 +207,8 @@ def print_summary(summary: Summary, console: Console) -> None:
         console.print()
         console.print(table)
     console.print(f"\n{LEGEND}")
+    if has_orders(summary):
+        console.print(ORDER)
 
 
 def quality_table(summary: Summary) -> LabelledTable:
@@ -213,17 +216,21 @@ def quality_table(summary: Summary) -> LabelledTable:
     from pictool.commands.console.terminal import LabelledTable
 
     columns = ["algorithm", summary.metric, "95 %", "diff", "95 %", "lost", "won", "KL", "all", "same"]
-    has_orders = any(line.reordered is not None for line in summary.lines)
-    table = LabelledTable([*columns, *["order"] * has_orders])
+    table = LabelledTable([*columns, *["order"] * has_orders(summary)])
     for line in summary.lines:
         is_full = line is summary.lines[0]
         table.add_row(
             line.label, f"{line.score.mean:.3f}", interval(line.score, "{:.2f}"),
             *([NONE] * 4 if is_full else _against_full(line)),
             *(NONE if kl is None else number(kl.mean) for kl in (line.kl, line.answer_kl)), percent(line.same_answer),
-            *[NONE if line.reordered is None else percent(line.reordered)] * has_orders,
+            *[NONE if line.reordered is None else percent(line.reordered)] * has_orders(summary),
         )  # fmt: skip
     return table
+
+
+def has_orders(summary: Summary) -> bool:
+    """Whether questions were asked over the same documents in several orders."""
+    return any(line.reordered is not None for line in summary.lines)
 
 
 def _against_full(line: Line) -> list[str]:

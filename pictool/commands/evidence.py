@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -28,24 +28,28 @@ POLICIES = ("full", "naive", "legolink", "cacheblend")  # if the examination nam
 app = make_app()
 
 
-@command(app, "evidence", "model", "device", "dtype", "store")
-def run_evidence(
-    settings: Settings,
+@dataclass(frozen=True)
+class EvidenceOptions:
+    """The options of `pic evidence`."""
+
     documents: Annotated[
         Optional[list[str]], argument("DOCUMENT", "Text files to tune on, with questions of the model's own.")
-    ] = None,
+    ] = None
     data: Annotated[
         Optional[list[str]],
         option("--data", "FILE", "Questions, as pic eval reads them; repeatable (picbench).", DATASET),
-    ] = None,
+    ] = None
     minutes: Annotated[
         float, option("--minutes", "N", "Time for all parts; what does not fit is left out, and named.")
-    ] = 60.0,
+    ] = 60.0
     output: Annotated[
         str, option("-o, --output", "DIR", "Write report.html and report.json here; it continues.", OUTPUT)
-    ] = "report",
-    as_json: JsonOption = False,
-) -> None:
+    ] = "report"
+    as_json: JsonOption = False
+
+
+@command(app, "evidence", "model", "device", "dtype", "store")
+def run_evidence(options: EvidenceOptions, settings: Settings) -> None:
     """Measure a model on this machine, and write a report to hand on.
 
     Runs doctor, bench, tune and eval under every policy. A run that was killed goes on; more --minutes add to it. The
@@ -54,18 +58,19 @@ def run_evidence(
     \b
       pic evidence -m ~/models/llama --data musique.json --minutes 60 -o report
     """
-    check_options(minutes, documents or [], data or [], output)
+    documents, data, output = options.documents or [], options.data or [], options.output
+    check_options(options.minutes, documents, data, output)
     from pictool.engines.answer_file import lock_output
 
     folder = Path(output, "parts")
     folder.mkdir(parents=True, exist_ok=True)
     with Path(output, "lock").open("ab") as file:
         lock_output(Path(output), file)
-        records = run_parts(settings, documents or [], data or [default_data(settings)], folder, 60 * minutes)
-        report = shareable(make_report(records, minutes), settings, output)
+        records = run_parts(settings, documents, data or [default_data(settings)], folder, 60 * options.minutes)
+        report = shareable(make_report(records, options.minutes), settings, output)
         write_report(report, Path(output))
     note(f"wrote {output}/report.html and {output}/report.json")
-    if as_json:
+    if options.as_json:
         print_json(report)
     else:
         for record in records:
@@ -195,11 +200,11 @@ def shareable(report: dict[str, Any], settings: Settings, output: str) -> dict[s
 
 def write_report(report: dict[str, Any], folder: Path) -> None:
     """Write both forms, each whole or not at all."""
-    from pictool.commands.evidence_report.page import make_page
+    from pictool.commands.evidence_report.page import evidence_page
     from pictool.store.store import atomic_write
 
     paths = {part["name"]: folder / "parts" / f"{part['name']}.svg" for part in report["parts"]}
     pictures = {name: path.read_bytes() for name, path in paths.items() if path.exists()}
     write_json(folder / "report.json", report)
     with atomic_write(folder / "report.html") as file:
-        file.write(make_page(report, pictures).encode())
+        file.write(evidence_page(report, pictures).encode())

@@ -55,12 +55,12 @@ def _style() -> AbstractContextManager[None]:
     return matplotlib.rc_context({"svg.hashsalt": "pictool", "font.size": 9.0, "svg.fonttype": "path"})
 
 
-def svg_of(summary: Summary, by_rows: bool = False) -> str:
-    """The picture as SVG, to be put into a page."""
-    text = io.StringIO()
+def svg_of(summary: Summary, by_rows: bool) -> bytes:
+    """The picture as SVG."""
+    file = io.BytesIO()
     with _style():
-        draw(summary, by_rows).savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return text.getvalue().partition("<!DOCTYPE")[2].partition(">")[2]
+        draw(summary, by_rows).savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return file.getvalue()
 
 
 def draw(summary: Summary, by_rows: bool = False) -> Figure:

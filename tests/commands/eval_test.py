@@ -88,7 +88,7 @@ def test_a_page_has_the_tables_two_pictures_and_the_numbers(run: Run) -> None:
     outcome = run(html="page.html")
     assert outcome.code == 0 and "pic: wrote page.html" in outcome.err.splitlines()
     page = Path("page.html").read_text()
-    assert page.count("<svg") == 2 == page.count("</svg>") and "http-equiv" not in page and "src=" not in page
+    assert page.count('src="data:image/svg+xml;base64,') == 2 == page.count("src=") and "http-equiv" not in page
     text = html.unescape(page)
     assert outcome.out.splitlines()[0] in text and json.loads(text.partition('id="data">')[2].partition("</pre>")[0])
     assert "q.jsonl: is also an input" in run(html="q.jsonl").err
@@ -184,6 +184,8 @@ def test_without_matplotlib_a_plot_is_refused_before_the_run(run: Run, monkeypat
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     outcome = run(plot="p.svg")
     assert outcome.err == "pic: error: --plot: needs matplotlib; install pictool[plot], or leave --plot out\n"
+    refused = run(html="page.html").err
+    assert refused == "pic: error: --html: needs matplotlib; install pictool[plot], or leave --html out\n"
     assert not Path("st").exists()
 
 

@@ -61,10 +61,15 @@ def check_picture(name: str, inputs: Iterable[str | Path]) -> None:
     """
     if Path(name).suffix not in PICTURES:
         raise UsageError(f"--plot {name}: must end in {' or '.join(PICTURES)}; both are written")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("--plot: needs matplotlib; install pictool[plot], or leave --plot out")
+    require_matplotlib("--plot")
     for suffix in PICTURES:
         output_path("--plot", str(Path(name).with_suffix(suffix)), inputs)
+
+
+def require_matplotlib(option: str) -> None:
+    """Raise InputError, which names the option that needs it, if matplotlib is missing."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError(f"{option}: needs matplotlib; install pictool[plot], or leave {option} out")
 
 
 def depfile_path(target: Path) -> Path:

@@ -1,13 +1,14 @@
-"""A report as one web page that loads nothing: what a console prints, pictures, and the numbers as JSON."""
+"""Reports as one web page that loads nothing: what a console prints, pictures, and the numbers as JSON."""
 
 from __future__ import annotations
 
-import html
 import io
 import json
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +17,37 @@ from rich.console import Console
 from pictool.commands.console.terminal import Screen
 from pictool.store.store import atomic_write
 
-_PAGE = """<!doctype html>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark }}
-body {{ font: 15px system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em }}
-pre {{ font: 13px ui-monospace, monospace; overflow-x: auto }}
-svg {{ background: #fff; max-width: 100%; height: auto }}
-</style>
-<h1>{title}</h1>
-<pre>{text}</pre>
-{pictures}
-<details><summary>All numbers, as JSON</summary><pre id="data">{data}</pre></details>
+_COLUMNS = 100
+_STYLE = """
+:root { color-scheme: light dark }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem }
+pre { font: 13px ui-monospace, monospace; overflow-x: auto }
+table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums }
+th, td { padding: .15rem .8rem .15rem 0; border-bottom: 1px solid #8888; text-align: left; vertical-align: top }
+img { max-width: 100%; background: #fff }
+.failed { color: #c0392b; font-weight: bold } .partial, .left { color: #9a7b1d }
 """
+
+
+def make_page(title: str, body: str) -> str:
+    """A page of a title and HTML."""
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n<h1>{escape(title)}</h1>{body}\n</body></html>\n'
+    )
+
+
+def picture_html(svg: bytes) -> str:
+    """A picture as a part of the page."""
+    return f'<img alt="" src="data:image/svg+xml;base64,{b64encode(svg).decode()}">'
 
 
 @dataclass
 class Page:
     """What a page is made of: all that is printed to `console`, pictures as SVG, and data of JSON's types."""
 
-    title: str
     console: Console
-    pictures: list[str] = field(default_factory=list)
+    pictures: list[bytes] = field(default_factory=list)
     data: Any = None
 
 
@@ -51,11 +59,13 @@ def write_page(path: Path, title: str) -> Iterator[Page]:
         StoreError: the file cannot be written.
     """
     printed = io.StringIO()
-    page = Page(title, Screen(file=printed, width=100, highlight=False, markup=False, emoji=False))
+    page = Page(Screen(file=printed, width=_COLUMNS, highlight=False, markup=False, emoji=False))
     yield page
-    text = _PAGE.format(
-        title=html.escape(title), text=html.escape(printed.getvalue()), pictures="\n".join(page.pictures),
-        data=html.escape(json.dumps(page.data, indent=1)),
-    )  # fmt: skip
+    data = f'<pre id="data">{escape(json.dumps(page.data, indent=1))}</pre>'
+    text = make_page(
+        title,
+        f"<pre>{escape(printed.getvalue())}</pre>{''.join(map(picture_html, page.pictures))}"
+        f"<details><summary>All numbers, as JSON</summary>{data}</details>",
+    )
     with atomic_write(path) as file:
         file.write(text.encode())

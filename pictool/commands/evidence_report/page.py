@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from html import escape
 from typing import Any
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
-table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums }
-th, td { padding: .15rem .8rem .15rem 0; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top }
-.failed { color: #a50f15; font-weight: bold } .partial, .left { color: #8c6d31 } img { max-width: 100% }
-"""
+from pictool.commands.console.page import make_page, picture_html
+
 _STATUSES = ("failed", "partial", "left out")
 # For each command: what is said of its result, where its rows are, and their columns; all by paths in its JSON.
 _TABLES: Mapping[str, tuple[Mapping[str, str], str, Mapping[str, str]]] = {
@@ -59,18 +54,17 @@ _TABLES: Mapping[str, tuple[Mapping[str, str], str, Mapping[str, str]]] = {
 }  # fmt: skip
 
 
-def make_page(report: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
+def evidence_page(report: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
     """The page of a report; `pictures` are SVG files, by the part's name."""
     parts = report["parts"]
     facts = [(name, report["model"].get(name)) for name in ("name", "architecture", "weights", "fingerprint", "dtype")]
     facts += [("device", report["model"].get("device")), *report["machine"].items()]
     facts += [(name, report[name]) for name in ("written", "minutes", "seconds")]
     summary = [(part["title"], part["status"], part["seconds"], part["why"]) for part in parts]
-    title = escape(f"pictool evidence: {report['model'].get('name', 'a model that was not loaded')}")
-    body = [f"<h1>{title}</h1>", _table((), facts), _table(("part", "result", "seconds", ""), summary)]
+    body = [_table((), facts), _table(("part", "result", "seconds", ""), summary)]
     body += [_section(part, pictures.get(part["name"])) for part in parts if part["rounds"]]
-    head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{"".join(body)}\n</body></html>\n'
+    name = report["model"].get("name", "a model that was not loaded")
+    return make_page(f"pictool evidence: {name}", "".join(body))
 
 
 def _section(part: Mapping[str, Any], picture: bytes | None) -> str:
@@ -83,7 +77,7 @@ def _section(part: Mapping[str, Any], picture: bytes | None) -> str:
         shown.append(_table((), [(name, _at(each["result"], path)) for name, path in facts.items()]))
         shown.append(_table((*columns,), rows))
     if picture is not None:
-        shown.append(f'<img alt="" src="data:image/svg+xml;base64,{b64encode(picture).decode()}">')
+        shown.append(picture_html(picture))
     return "".join(shown)
 
 
