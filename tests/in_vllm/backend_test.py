@@ -211,6 +211,45 @@ def test_both_backends_say_the_same(served: Served, torch_server: Live, name: st
     assert got["pic"] == want["pic"]
 
 
+def test_documents_are_found_by_a_query(served: Served, torch_server: Live) -> None:
+    """Among the tenant's own: both backends find and link the same ones, and another tenant finds none."""
+    body = {"messages": user(QUESTION), "documents": {"query": TEXTS[1], "k": 1}, "logprobs": True}
+    body["pic"] = {"explain": True}
+    with served.client() as client, served.client("bob") as bob:
+        known(client)
+        until = time.monotonic() + 60
+        while not (found := client.post("/v1/chat/completions", json=ASK | body)).is_success:  # until they are read
+            assert time.monotonic() < until, found.text
+            time.sleep(0.2)
+        got = found.json()
+        refused = bob.post("/v1/chat/completions", json=ASK | body)
+    caches(torch_server.client)
+    torch_server.backend.index.refresh()
+    want = chat(torch_server.client, **body)
+    (document,), (part,) = got["pic"]["retrieved"], [part for part in got["pic"]["parts"] if part["state"] == "linked"]
+    assert TEXTS[1].startswith(part["text"]) and part["key"] == document["key"]
+    assert refused.status_code == 400 and "no stored document" in refused.text
+    assert (got["pic"]["source"], got["pic"]["chunks"]) == ("retrieved", 1)
+    (other,) = want["pic"]["retrieved"]  # its score is that among fewer documents
+    assert other | {"score": 0} == document | {"score": 0} and document["score"] > 0
+    assert logprobs_of(got) == pytest.approx(logprobs_of(want), abs=rig.TOLERANCE)
+
+
+def test_the_document_that_a_prompt_nearly_has_is_named(served: Served, torch_server: Live) -> None:
+    long = " ".join(f"The {number} of the harbour is {number * number}." for number in range(90, 120))
+    body = {"messages": user(long[: len(long) * 3 // 4] + "\n" + QUESTION)}
+    with served.client() as client, served.client("bob") as bob:
+        client.post("/v1/caches", json={"model": NAME, "text": long}).raise_for_status()
+        until = time.monotonic() + 60
+        while "nearest" not in (got := chat(client, **body))["pic"]:
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        assert "nearest" not in chat(bob, **body)["pic"]
+    torch_server.client.post("/v1/caches", json={"model": NAME, "text": long}).raise_for_status()
+    torch_server.backend.index.refresh()
+    assert got["pic"] == chat(torch_server.client, **body)["pic"] and got["pic"]["nearest"].startswith("equals object ")
+
+
 def test_completions_put_objects_before_their_prompts(served: Served, torch_server: Live) -> None:
     body = ASK | {"prompt": ["Really?", "Why?"], "pic": {"policy": "naive"}, "logprobs": 0}
     said = []
