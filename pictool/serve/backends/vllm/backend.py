@@ -162,13 +162,9 @@ class VllmBackend(Backend):
     async def _events(
         self, work: AnswerRequest, prompt_layout: PromptLayout, params: object, tap: RequestTap, engine: OnlineEngine
     ) -> AsyncGenerator[Event, None]:
-        num_prompt, num_positions = len(prompt_layout.tokens), self.context_length
-        room = num_positions - num_prompt
-        if room < 1:
-            raise InputError(f"the prompt has {num_prompt} tokens, and the server {num_positions} positions")
+        limit = self._num_tokens(work, len(prompt_layout.tokens))
         if work.answer_format.keeps_special:
             yield TailEvent(prompt_layout.tail)
-        limit = room if work.max_tokens is None else min(room, work.max_tokens)
         same = range(work.n) if work.sampling.temperature == 0 else None  # answers that are one, which vLLM gives once
         outputs = self.serving.generate(
             engine, prompt_layout.tokens.tolist(), work.sampling, limit, 1 if same else work.n, {"pic": params}, tap,
@@ -201,6 +197,13 @@ class VllmBackend(Backend):
                 yield VerificationEvent(await self.serving.verify(tap.prompts[0]))
         finally:
             await outputs.aclose()
+
+    def _num_tokens(self, work: AnswerRequest, num_prompt: int) -> int:
+        """How many tokens an answer may have. Raises InputError: the prompt leaves no room."""
+        room = self.context_length - num_prompt
+        if room < 1:
+            raise InputError(f"the prompt has {num_prompt} tokens, and the server {self.context_length} positions")
+        return room if work.max_tokens is None else min(room, work.max_tokens)
 
     def _finish(self, index: int, part: Any, tokens: Sequence[int]) -> FinishEvent:
         """The end of an answer. vLLM's text has no end token."""
