@@ -103,20 +103,13 @@ class NearMiss:
         return f"equals object {self.key[:12]} {begin}; {self.problem}"
 
     @classmethod
-    def of(cls, key: str, prompt: TokenIds, tokens: TokenIds, shared: Shared, decode: Decode) -> NearMiss | None:
-        """The miss of an object that shares samples with a prompt; None: all of it is there."""
+    def of(
+        cls, key: str, prompt: TokenIds, tokens: TokenIds, shared: Shared, run: TokenRun, decode: Decode
+    ) -> NearMiss:  # fmt: skip
+        """The miss of an object that shares samples, and a run that is not all of it, with a prompt."""
         length, edge = len(tokens), edge_of(len(tokens))
-        shifts, first, count = np.unique(shared.position - shared.at, return_index=True, return_counts=True)
-        runs = [
-            run_around(prompt, tokens, int(shifts[i]), int(shared.position[first[i]]), 0, len(prompt))
-            for i in np.argsort(-count, kind="stable")[:_MAX_TRIES]
-        ]
-        least = min(_CLEAR, length // 4)  # the longest run, but one of the document's beginning first
-        run = max(runs, key=lambda run: (run.offset <= edge and run.end - run.start >= least, run.end - run.start))
         start, end = run.offset, run.offset + run.end - run.start
         near = prompt[max(0, run.start - start - edge) : run.start + 2 * length].tolist()
-        if end - start == length:
-            return None
         if "".join(decode(tokens.tolist()).split()) in "".join(decode(near).split()):
             problem = "the prompt has its text with other white space"
         elif start <= edge and end >= length - edge:
@@ -127,6 +120,18 @@ class NearMiss:
             is_resumed = bool((shared.at >= end).any())
             problem = "then a part is another" if is_resumed else "then it is cut, or goes on differently"
         return cls(key, length, start if start > edge else 0, end, problem)
+
+
+def nearest_run(prompt: TokenIds, tokens: TokenIds, shared: Shared) -> TokenRun:
+    """The longest run of an object's tokens that a prompt has, but one of their beginning first; by shared samples."""
+    length, edge = len(tokens), edge_of(len(tokens))
+    shifts, first, count = np.unique(shared.position - shared.at, return_index=True, return_counts=True)
+    runs = [
+        run_around(prompt, tokens, int(shifts[i]), int(shared.position[first[i]]), 0, len(prompt))
+        for i in np.argsort(-count, kind="stable")[:_MAX_TRIES]
+    ]
+    least = min(_CLEAR, length // 4)
+    return max(runs, key=lambda run: (run.offset <= edge and run.end - run.start >= least, run.end - run.start))
 
 
 # Named objects

@@ -18,7 +18,7 @@ from pictool.core import Identity, Target, TokenIds
 from pictool.errors import ForeignObjectError, PicError, StoreError, UnreadableObjectError
 from pictool.store.codecs import codecs
 from pictool.store.entries import keys_of, shards
-from pictool.store.matches import Decode, Match, NearMiss, find_run
+from pictool.store.matches import Decode, Match, NearMiss, find_run, nearest_run
 from pictool.store.objects.format import ObjectFile
 from pictool.store.side.anchors import AnchorTable, Shared, run_around
 from pictool.store.side.search import (
@@ -34,6 +34,7 @@ from pictool.store.signatures import sidecar_of
 from pictool.store.store import Store
 
 MIN_PART = 64  # tokens of a part of a document that is recognised
+_MOST_NEAR = 16  # documents among which the nearest is chosen by its tokens
 _LEAST_SHARED, _MANY_SHARED = 3, 16  # samples of a document that a prompt nearly has: a quarter of them, or many
 _LEAST_PAUSE_S = 1.0  # between two readings of the store, however often one is asked for
 FileState = tuple[int, int, int]  # inode, size, time of the last change
@@ -141,11 +142,17 @@ class ContentIndex:
         if listing is None:
             return None
         shared, keys = self._shared(listing, tokens, salt, None)
-        for which, key in islice(keys.items(), MAX_REFUTED):
-            own = shared.of(which)
+        found = []
+        for which, key in islice(keys.items(), _MOST_NEAR):
+            own, document = shared.of(which), listing.documents[which].tokens
             if len(own.at) >= min(_MANY_SHARED, int(listing.anchors.counts[which]) // 4):
-                return NearMiss.of(key, tokens, listing.documents[which].tokens, own, self._decode)
-        return None
+                run = nearest_run(tokens, document, own)
+                if run.end - run.start < len(document):
+                    found.append((run.end - run.start, key, document, own, run))
+        if not found:
+            return None
+        _, key, document, own, run = max(found, key=lambda each: each[:2])
+        return NearMiss.of(key, tokens, document, own, run, self._decode)
 
     def documents_of(self, sinks: int, salt: str = "") -> dict[str, TokenIds]:
         """The documents of this salt and `sinks`, by key."""
@@ -184,13 +191,14 @@ class ContentIndex:
     def _shared(
         self, listing: _Listing, tokens: TokenIds, salt: str, codec: str | None
     ) -> tuple[Shared, dict[int, str]]:
-        """What a prompt shares with documents; and the keys of those that are a salt's, which share most first."""
+        """What a prompt shares with documents; and the keys of those that are a salt's, by what they share and key."""
         shared = listing.anchors.shared(HashedTokens(tokens))
-        which, count = np.unique(shared.which, return_counts=True)
-        order = np.argsort(-count, kind="stable")
-        near = which[order[count[order] >= _LEAST_SHARED]].tolist()
-        keys = {each: self._key_of(listing.documents[each], salt, codec) for each in near}
-        return shared, {each: key for each, key in keys.items() if key is not None}
+        counts = zip(*(each.tolist() for each in np.unique(shared.which, return_counts=True)), strict=True)
+        near = [
+            (-count, key, which) for which, count in counts
+            if count >= _LEAST_SHARED and (key := self._key_of(listing.documents[which], salt, codec)) is not None
+        ]  # fmt: skip
+        return shared, {which: key for _, key, which in sorted(near)}
 
     def _with_parts(
         self, found: list[Match], listing: _Listing, tokens: TokenIds, salt: str, codec: str | None

@@ -1,7 +1,7 @@
 """Text that a prompt shares with sequences of tokens without having any of them as a whole.
 
-Of all windows of `WIDTH` tokens one in `_RATE` is sampled, by its hash: the same ones wherever a text is. A sequence is
-found by the samples that it shares with a prompt.
+Of all windows of `WIDTH` tokens one in eight is sampled, by its tokens: the same ones wherever a text is, in every
+process. A sequence is found by the samples that it shares with a prompt.
 """
 
 from __future__ import annotations
@@ -16,16 +16,25 @@ from pictool.core import TokenIds
 from pictool.store.side.search import HashedTokens, Hashes, Ints, TokenRun
 
 WIDTH = 8
-_RATE = 8
-_TOP = np.uint64(61)  # the highest bits of a hash, which all of its tokens decide
+_TOP = np.uint64(61)  # the highest three bits of a hash, which all of its tokens decide
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _samples(tokens: HashedTokens) -> tuple[Hashes, Ints]:
     """The sampled windows of tokens: hashes in ascending order, each once, and where each is first."""
-    hashes = tokens.windows(WIDTH)
-    at = np.flatnonzero(hashes >> _TOP == 0)
+    hashes, at = tokens.windows(WIDTH), _sampled(tokens.tokens)
     found, first = np.unique(hashes[at], return_index=True)
     return found, at[first]
+
+
+def _sampled(tokens: TokenIds) -> Ints:
+    """Where the sampled windows begin. What tells windows apart is another hash, which nobody can foresee."""
+    values = (tokens.astype(np.uint64) + np.uint64(1)) * _MULTIPLIER
+    values ^= values >> np.uint64(32)
+    sums = np.zeros(max(0, len(values) - WIDTH + 1), dtype=np.uint64)
+    for place in range(WIDTH):
+        sums = sums * _MULTIPLIER + values[place : place + len(sums)]
+    return np.flatnonzero(sums >> _TOP == 0)
 
 
 @dataclass(frozen=True)
