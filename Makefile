@@ -22,6 +22,9 @@ INSTALL_LLAMACPP := $(LLAMACPP)/bin/python -m pip install --quiet --constraint c
 INSTALL_AIDER = $(AIDER)/bin/python -m pip install --quiet --no-deps --requirement constraints-aider.txt
 INSTALL_CLIENTS = $(CLIENTS)/bin/python -m pip install --quiet --no-deps --requirement $(CLIENT_PINS)
 
+# Tests start hundreds of processes: they share the bytecode of our modules, also where an image says to write none.
+unexport PYTHONDONTWRITEBYTECODE
+
 .NOTPARALLEL:
 .PHONY: demo test test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents fuzz fuzz-vllm faults check lock model zoo fixtures reference bench evidence soak gpu gpu-wheels fresh wheel licences clean
 

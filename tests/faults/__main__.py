@@ -109,6 +109,8 @@ def _main(base: Path, options: argparse.Namespace) -> int:
         options.report.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results))
     bad = [result for result in results if result.problems]
     groups = Counter(result.group for result in results)
+    for result in bad:  # once more, where the end of a long log is all that is kept
+        print(describe(result))
     print(f"\n{len(results)} runs ({', '.join(f'{count} {group}' for group, count in groups.items())}), "
           f"{len(bad)} with problems, {time.monotonic() - begun:.0f} s")  # fmt: skip
     return int(bool(bad))

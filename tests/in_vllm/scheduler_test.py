@@ -155,8 +155,10 @@ def test_the_prefix_cache_is_used_and_not_shared(
     assert [hits(exact), hits(case)] == [0, 0]
     assert min(hits(exact), hits(case)) >= 192
     assert hits(world.case("legolink-4", tail=LONG)) == 0
+    before = engine.metric("pic_shared_tokens")
     (answer,) = engine.ask(case)
     assert answer.report is not None and answer.report["state"] == "cached"
+    assert engine.metric("pic_shared_tokens") - before == answer.report["shared"] == answer.report["context"]
 
 
 def test_preemption_and_resume(

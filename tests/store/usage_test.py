@@ -85,9 +85,18 @@ def test_a_file_system_that_is_gone_is_no_traceback_at_the_end(
     assert not directory.exists()
 
 
+@pytest.mark.parametrize("busy_s", [0.0, 0.2])
 def test_an_interrupt_while_the_last_counts_are_written_is_not_lost(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    busy_s: float, directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Nor is it raised in the finalizer, from which only a traceback would come, however busy the machine is."""
+    start = threading.Thread.start
+
+    def start_slowly(thread: threading.Thread) -> None:
+        start(thread)
+        time.sleep(busy_s)
+
+    monkeypatch.setattr(threading.Thread, "start", start_slowly)
     counters = Counters(directory)
     counters.add(UsageCounts(hits=1))
 

@@ -15,6 +15,10 @@ _COUNTERS = {  # by the fields of scheduler.Counts: name and description
         "Requests to link that were computed exactly instead: an object missing, damaged or foreign, or a bad field.",
     ),
     "reused_tokens": ("vllm:pic_reused_tokens", "Tokens whose KV came from objects, mean of layers."),
+    "shared_tokens": (
+        "vllm:pic_shared_tokens",
+        "Tokens of linked contexts whose blocks vLLM's prefix cache had of an equal link.",
+    ),
     "recomputed_tokens": (
         "vllm:pic_recomputed_tokens",
         "Tokens of linked contexts that were computed, mean of layers.",

@@ -16,13 +16,15 @@ import os
 import re
 import sqlite3
 import struct
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from types import CodeType, FrameType
 
 from pictool.reading import read_file
 from pictool.store.directory import may_write
@@ -130,9 +132,21 @@ def _flush_last(pending: _Pending) -> None:
     try:
         pending.flush(_LAST_ADD_WAIT_S)
     except KeyboardInterrupt:
-        again = threading.Timer(_AGAIN_S, _thread.interrupt_main)
-        again.daemon = True
-        again.start()
+        threading.Thread(target=_interrupt_again, args=[threading.get_ident()], daemon=True).start()
+
+
+def _interrupt_again(main: int) -> None:
+    """Interrupt the main thread, by its ident, as soon as it has left the finalizer."""
+    while _flush_last.__code__ in _codes_of(sys._current_frames().get(main)):
+        time.sleep(_AGAIN_S)
+    _thread.interrupt_main()
+
+
+def _codes_of(frame: FrameType | None) -> Iterator[CodeType]:
+    """The functions that run in a frame and above it."""
+    while frame is not None:
+        yield frame.f_code
+        frame = frame.f_back
 
 
 _FORMAT = struct.Struct(f"<{len(fields(UsageCounts))}Q")

@@ -54,6 +54,7 @@ class LinkReport:
     chunks: int = 0
     context: int = 0
     state: str = "waiting"  # then linked, cached, compiled, or exact
+    shared: int | None = None  # tokens of the context whose blocks vLLM had of an equal link
     recomputed: float | None = None
     document_tokens: int = 0  # of the prompt, that objects of documents have
     document_rows: float = 0.0  # of these, computed again: the mean over the layers
@@ -73,6 +74,7 @@ class MetricCounts:
     linked: int = 0
     failed: int = 0
     reused_tokens: float = 0.0
+    shared_tokens: int = 0
     recomputed_tokens: float = 0.0
     load_s: list[float] = field(default_factory=list)  # of every link
     recompute_s: list[float] = field(default_factory=list)
@@ -184,6 +186,10 @@ class SchedulerSide:
 
     def take_blocks(self, request: Request, blocks: Sequence[int], num_external: int) -> None:
         """Blocks were allocated; with `num_external` tokens to load, the job goes out with this step."""
+        link = self._links.get(request.request_id)
+        if link is not None and link.planned is not None and link.report.shared is None:
+            link.report.shared = link.planned.plan.num_context - num_external
+            self._counts.shared_tokens += link.report.shared
         if not num_external:
             return
         try:
