@@ -24,7 +24,7 @@ def test_a_sample_of_faults_and_kills_does_no_harm(tmp_path: Path) -> None:
     report = tmp_path / "report.jsonl"
     command = [sys.executable, "-P", "-m", "faults", "--most", "3", "--shards", "1", "--report", str(report)]
     done = subprocess.run(
-        [*command, "--operation", "prefix-longer", "push", "converse"], capture_output=True, text=True, timeout=600,
+        [*command, "--operation", "prefix-longer", "push"], capture_output=True, text=True, timeout=600,
         env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
