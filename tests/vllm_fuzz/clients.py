@@ -44,7 +44,7 @@ class Client:
         started = time.perf_counter()
         connection = http.client.HTTPConnection(self._address, timeout=TIMEOUT_S)
         try:
-            connection.request("POST", asked.path, asked.body, {"Content-Type": "application/json"})
+            connection.request(asked.method, asked.path, asked.body, {"Content-Type": "application/json"})
             if asked.leaves:
                 time.sleep(_HANGS_UP_S)
                 return Response(0, "the client left", time.perf_counter() - started)

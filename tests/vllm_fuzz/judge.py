@@ -66,7 +66,7 @@ class Judge:
             return Verdict("left") if asked.leaves else Verdict("silent", response.text)
         if leak := self._leak(asked, response.text):
             return Verdict("leak", leak)
-        if response.status in _REFUSED:
+        if response.status in _REFUSED or (asked.method != "POST" and response.status == 200):
             return Verdict("refused")
         if response.status != 200:
             return self._failed(asked, f"{response.status}: {response.text[:300]}")

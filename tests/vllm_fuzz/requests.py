@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hostile.values import dumps, mutate_tree, text, value
@@ -49,6 +50,7 @@ class Asked:
     leaves: bool = False  # the client hangs up
     compiles: bool = False
     is_no_object: bool = False  # what `vllm_xargs` has as `kv_transfer_params`
+    method: str = "POST"
 
     @property
     def fails(self) -> bool:
@@ -64,7 +66,8 @@ class Requests:
         self._kinds: tuple[tuple[int, Callable[[Draw], Asked]], ...] = (
             (20, self._named), (14, self._recognised), (14, self._unsaid), (6, self._opted_out), (16, self._mutated),
             (8, self._of_bad_policies), (6, self._of_any_value), (5, self._compiled), (4, self._of_many),
-            (3, self._by_xargs), (4, self._of_another_connector),
+            (3, self._by_xargs), (4, self._of_another_connector), (3, self._nested), (3, self._of_any_salt),
+            (3, self._of_several), (2, self._of_another_method), (2, self._to_be_verified),
         )  # fmt: skip
 
     def make(self, number: int) -> Asked:
@@ -120,6 +123,37 @@ class Requests:
             params["pic"] = self._names(draw, prompt, salt)
         more = {"max_tokens": -1} if draw.random() < 0.2 else {}  # vLLM tells the connector of refused ones
         return self._asked("of another connector", draw, prompt, salt, params, more)
+
+    # What once ended an engine, or showed what it should not
+
+    def _nested(self, draw: Draw) -> Asked:
+        """Transfer parameters within each other, deeper than parsers go."""
+        depth = draw.choice((30, 900, 5000, 100_000))
+        opened, closed = draw.choice((("[", "]"), ('{"pic":', "}"), ('{"keys":[', "]}")))
+        nested = f"<<raw:{json.dumps(opened * depth + '1' + closed * depth)[1:-1]}>>"
+        params = draw.choice((nested, {"pic": nested}, {"pic": {"keys": nested}}))
+        return self._asked("nested", draw, self._prompt(draw), self._salt(draw), params)
+
+    def _of_any_salt(self, draw: Draw) -> Asked:
+        prompt, salt = self._prompt(draw), value(draw)
+        params = {"pic": self._names(draw, prompt, draw.choice(SALTS))}
+        own = salt if isinstance(salt, str) else ""
+        return self._asked("salt", draw, prompt if own else None, own, params, {"cache_salt": salt})
+
+    def _of_several(self, draw: Draw) -> Asked:
+        prompt, salt = self._prompt(draw), self._salt(draw)
+        more = {"n": draw.choice((-1, 0, 2, 3, 5))}
+        return self._asked("several", draw, prompt, salt, {"pic": self._names(draw, prompt, salt)}, more)
+
+    def _of_another_method(self, draw: Draw) -> Asked:
+        prompt, salt, method = self._prompt(draw), self._salt(draw), draw.choice(("OPTIONS", "HEAD", "PUT", "DELETE"))
+        asked = self._asked(method, draw, prompt, salt, {"pic": self._names(draw, prompt, salt)})
+        return replace(asked, method=method, prompt=None)
+
+    def _to_be_verified(self, draw: Draw) -> Asked:
+        prompt, salt = self._prompt(draw), self._salt(draw)
+        name, said = draw.choice(("verify", "answer_kl", "guarantee")), draw.choice((True, 1.0, "yes", [], None))
+        return self._asked("verify", draw, prompt, salt, {"pic": self._names(draw, prompt, salt) | {name: said}})
 
     def _of_many(self, draw: Draw) -> Asked:
         """As much work as a request can ask for."""
