@@ -152,7 +152,8 @@ class Requests:
 
     def _to_be_verified(self, draw: Draw) -> Asked:
         prompt, salt = self._prompt(draw), self._salt(draw)
-        name, said = draw.choice(("verify", "answer_kl", "guarantee")), draw.choice((True, 1.0, "yes", [], None))
+        values: tuple[Any, ...] = (True, 1.0, "yes", [], None)
+        name, said = draw.choice(("verify", "answer_kl", "guarantee")), draw.choice(values)
         return self._asked("verify", draw, prompt, salt, {"pic": self._names(draw, prompt, salt) | {name: said}})
 
     def _of_many(self, draw: Draw) -> Asked:

@@ -112,8 +112,8 @@ class PicConnector(KVConnectorBase_V1):
         self._scheduler.take_blocks(request, blocks.get_block_ids()[0], num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        is_idle = not scheduler_output.total_num_scheduled_tokens
-        return PicMetadata(self._setup.target, self._scheduler.take_jobs(is_idle), is_idle)
+        num_tokens = scheduler_output.total_num_scheduled_tokens
+        return PicMetadata(self._setup.target, self._scheduler.take_jobs(num_tokens), is_idle=not num_tokens)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         meta = connector_output.kv_connector_worker_meta

@@ -200,7 +200,7 @@ def test_a_step_waits_once_for_all_plans(monkeypatch: pytest.MonkeyPatch) -> Non
             assert side.num_matched_tokens(request, 0) is None
         side.take_jobs()
         assert sum(waits) == pytest.approx(scheduler.PLAN_WAIT_S)
-    side.take_jobs(is_idle=False)
+    side.take_jobs(num_tokens=1)
     waits.clear()
     side.add_request(asked(9, 2))
     assert waits == [0], "a step that has other work waits for no plan"

@@ -27,14 +27,15 @@ _log = logging.getLogger("vllm.pictool")
 VERSION = "0.32."
 DEFAULTS: dict[str, Any] = {
     "store": None, "policy": "legolink-16", "recognise": False, "min_tokens": 16, "refresh_s": 10.0,
-    "start_s": 60.0, "plan_s": 5.0, "codec": None, "compile": False,
+    "start_s": 60.0, "plan_s": 5.0, "decline": False, "codec": None, "compile": False,
     "device": "cpu", "any_model": False, "policies": None, "show_problems": False,
     "step_bytes": 32 << 20, "step_rows": 0, "step_ms": 0, "memory_bytes": 0, "max_bytes": None, "remote": None,
     "serve": None, "fingerprint": None, "require_signed": None, "signing_key": None,
 }  # fmt: skip
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "store": str, "recognise": bool, "min_tokens": int, "refresh_s": (int, float),
-    "start_s": (int, float), "plan_s": (int, float), "codec": (str, type(None)), "compile": bool, "device": str,
+    "start_s": (int, float), "plan_s": (int, float), "decline": bool, "codec": (str, type(None)), "compile": bool,
+    "device": str,
     "any_model": bool, "policies": (list, type(None)), "show_problems": bool,
     "step_bytes": int, "step_rows": int, "step_ms": (int, float), "memory_bytes": int, "max_bytes": (int, type(None)),
     "remote": (str, type(None)), "serve": (dict, type(None)), "fingerprint": (str, type(None)),
@@ -54,6 +55,8 @@ class ConnectorSettings:
         refresh_s: seconds between scans of the store for new objects.
         start_s: seconds that start-up waits for the first scan.
         plan_s: seconds within which a request must be planned; else it is computed exactly.
+        decline: compute a request that names no object, rather than link it, if links of its policy and about its size
+            took longer than a prefill of as many tokens. What is linked then depends on measured times.
         codec: codec of recognised objects; by default any, a lossless one first.
         compile: let requests write objects; anyone who may send requests can then fill the store. The router of
             `pic serve` may in any case.
@@ -84,6 +87,7 @@ class ConnectorSettings:
     refresh_s: float
     start_s: float
     plan_s: float
+    decline: bool
     codec: str | None
     compile: bool
     device: str
