@@ -70,6 +70,7 @@ MAMBA: dict[str, Any] = {
     "mamba_d_state": 12,
     "mamba_n_groups": 2,
     "mamba_d_conv": 4,
+    "mamba_chunk_size": 16,  # a scan pads what it gets to whole ones
     "mamba_expand": 2,
 }
 MROPE: dict[str, Any] = _rope("default", mrope_section=[2, 1, 1], mrope_interleaved=True, partial_rotary_factor=1.0)
@@ -167,7 +168,7 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     ),
     "falcon_h1": _of("falcon_h1", **MAMBA, mamba_d_ssm=64, embedding_multiplier=2.0, lm_head_multiplier=0.5),
     "nemotron_h": _of(
-        "nemotron_h", **EXPERTS, mamba_num_heads=8, mamba_head_dim=8, ssm_state_size=12, n_groups=2,
+        "nemotron_h", **EXPERTS, mamba_num_heads=8, mamba_head_dim=8, ssm_state_size=12, n_groups=2, chunk_size=16,
         layers_block_type=["linear_attention", "full_attention", "mlp", "moe", "linear_attention"],
         moe_shared_expert_intermediate_size=16,
     ),
