@@ -42,7 +42,7 @@ class TorchEngine(Engine):
         keeps, self.residents = pool_bytes is None and "pool" in self.supports, residents
         num_bytes = default_pool_bytes(model) if keeps else pool_bytes
         if num_bytes and residents is None:
-            self.residents = ResidentObjects(model, num_bytes, keeps_prefixes=keeps)
+            self.residents = ResidentObjects(model, num_bytes, keeps, memory=store.memory)
 
     def compile(
         self,

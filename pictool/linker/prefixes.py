@@ -20,12 +20,15 @@ import numpy as np
 from pictool.core import Layout, RowMask
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pictool.linker.policies.base import Policy
     from pictool.linker.resolve import Part
     from pictool.runtime.model import Model
+    from pictool.store.memory import LayerMemory
 
 BLOCK = 16  # tokens
-_LARGE = 32  # blocks, from which on a piece grows no more: pieces are moved and evicted as a whole
+LARGE = 32  # blocks, from which on a piece grows no more: pieces are moved and evicted as a whole
 
 Key = bytes  # of a block; empty for one that a linked part is in
 
@@ -125,7 +128,7 @@ class PrefixPiece:
 
     @property
     def is_large(self) -> bool:
-        return len(self.keys) >= _LARGE
+        return len(self.keys) >= LARGE
 
     def slot(self, block: int) -> int:
         """Where block `block` of its chain is."""
@@ -134,11 +137,15 @@ class PrefixPiece:
 
 @dataclass(frozen=True)
 class FoundRun:
-    """Blocks of a prompt from number `first` on that are in consecutive slots from `slot` on."""
+    """Blocks of a prompt from number `first` on, in consecutive slots from `slot` on; None: in host memory.
+
+    `saved` are those from there, once they are to be loaded.
+    """
 
     first: int
-    slot: int
+    slot: int | None
     keys: tuple[Key, ...]
+    saved: Sequence[Tensor] = ()
 
     @property
     def position(self) -> int:
@@ -170,7 +177,7 @@ class FoundPrefix:
 
     @property
     def num_tokens(self) -> int:
-        """Those that are in the pool."""
+        """Those that are in the pool, or that it saved in host memory."""
         return int(self.rows.sum())
 
     @property
@@ -187,10 +194,35 @@ class FoundPrefix:
         return [(start, end) for start, end in borders.reshape(-1, 2).tolist()]
 
 
+@dataclass(frozen=True, eq=False)
+class SavedBlocks:
+    """Blocks of one pool that were evicted to host memory; None: to nowhere."""
+
+    memory: LayerMemory | None
+
+    def __contains__(self, key: Key) -> bool:
+        return self.memory is not None and self.memory.has((self, key))
+
+    def put(self, keys: Sequence[Key], blocks: Sequence[Tensor]) -> None:
+        assert self.memory is not None
+        for key, block in zip(keys, blocks, strict=True):
+            self.memory.put((self, key), len(block), block)
+
+    def take(self, keys: Sequence[Key]) -> list[Tensor]:
+        """The blocks. Raises PrefixLostError."""
+        assert self.memory is not None
+        return [self.memory.get((self, key), 0, _lost) for key in keys]
+
+
+def _lost() -> Tensor:
+    raise PrefixLostError
+
+
 @dataclass
 class PrefixIndex:
-    """Which slots of a pool have which blocks."""
+    """Which slots of a pool have which blocks, and which ones are `saved`."""
 
+    saved: SavedBlocks
     pieces: list[PrefixPiece] = field(default_factory=list)
     _by_key: dict[Key, list[PrefixPiece]] = field(default_factory=dict)
 
@@ -224,25 +256,32 @@ class PrefixIndex:
         return parts
 
     def has(self, keys: Iterable[Key]) -> bool:
-        """Whether all these blocks are somewhere."""
+        """Whether all these blocks are in the pool."""
         return all(key in self._by_key for key in keys)
+
+    def knows(self, keys: Iterable[Key]) -> bool:
+        """Whether all these blocks are in the pool or saved."""
+        return all(key in self._by_key or key in self.saved for key in keys)
 
     def find(self, keys: Sequence[Key]) -> list[FoundRun]:
         """Where the blocks of a chain are, up to the first that is nowhere."""
-        runs: list[tuple[int, int, list[Key]]] = []
+        runs: list[tuple[int, int | None, list[Key]]] = []
         block = 0
         while block < len(keys):
             if not keys[block]:
                 block += 1
                 continue
-            found = self._by_key.get(keys[block])
-            if not found:
+            slot: int | None = None
+            if found := self._by_key.get(keys[block]):
+                piece = min(found, key=lambda each: each.is_held)
+                there, slot = piece.keys[block - piece.first :], piece.slot(block)
+                pairs = zip(keys[block : block + len(there)], there, strict=False)
+                same = [key for key, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+            elif keys[block] in self.saved:
+                same = [keys[block]]
+            else:
                 break
-            piece = min(found, key=lambda each: each.is_held)
-            there, slot = piece.keys[block - piece.first :], piece.slot(block)
-            pairs = zip(keys[block : block + len(there)], there, strict=False)
-            same = [key for key, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
-            if runs and runs[-1][0] + len(runs[-1][2]) == block and runs[-1][1] + len(runs[-1][2]) * BLOCK == slot:
+            if runs and runs[-1][:2] == (block - len(runs[-1][2]), _before(slot, len(runs[-1][2]))):
                 runs[-1][2].extend(same)
             else:
                 runs.append((block, slot, same))
@@ -287,9 +326,9 @@ class PrefixIndex:
             chain.extend(layout.tokens[at : span.start])
             tokens, at = layout.tokens[span.start : span.end], span.end
             other = chain.copy() if linked else None
-            if other is not None and self.has(filter(None, other.extend(tokens[:BLOCK]).keys[len(chain.keys) :])):
+            if other is not None and self.knows(filter(None, other.extend(tokens[:BLOCK]).keys[len(chain.keys) :])):
                 added = [key for key in other.extend(tokens[BLOCK:]).keys[len(chain.keys) :] if key]
-                if added and self.has(added):
+                if added and self.knows(added):
                     chain = other
                     continue
             chain.link(span)
@@ -300,3 +339,8 @@ class PrefixIndex:
     def _list(self, piece: PrefixPiece, keys: Sequence[Key]) -> None:
         for key in keys:
             self._by_key.setdefault(key, []).append(piece)
+
+
+def _before(slot: int | None, blocks: int) -> int | None:
+    """The slot so many blocks before one."""
+    return None if slot is None else slot - blocks * BLOCK

@@ -8,7 +8,8 @@ object is as it was compiled, and stays.
 
 A pool may keep prefixes (`prefixes.py`): what was computed stays in its slots when an image ends. A prompt that begins
 in the same way gets that region if no image has it, and goes on there; else the blocks are copied. Objects and prefixes
-share the slots, and one order of eviction: copies first, then the least recently used.
+share the slots, and one order of eviction: copies first, then the least recently used. On a device with memory of its
+own, blocks that are evicted go to host memory, beside the layers of objects and in one order of eviction with them.
 
 A region is in use as long as its image exists: several requests may be under way, and what a caller still holds is
 never touched. A prompt for which there is no room beside those is linked as without a pool.
@@ -31,6 +32,7 @@ from pictool.errors import InputError
 from pictool.linker.loader import Copy, PlacedObject
 from pictool.linker.prefixes import (
     BLOCK,
+    LARGE,
     BlockChain,
     FoundPrefix,
     FoundRun,
@@ -38,6 +40,7 @@ from pictool.linker.prefixes import (
     PrefixIndex,
     PrefixLostError,
     PrefixPiece,
+    SavedBlocks,
 )
 from pictool.linker.slots import find_room, overlaps, shared_slots, slots_of
 from pictool.runtime.memory.cidra import Move
@@ -52,9 +55,11 @@ from pictool.runtime.memory.pool import (
     restore,
     slot_bytes,
 )
+from pictool.runtime.memory.streams import event_now
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
+    from pictool.store.memory import LayerMemory
     from pictool.store.store import Store
 
 
@@ -98,7 +103,8 @@ class PoolCounts:
     Fields:
         resident_bytes: of the objects in it, now. prefix_bytes: of what was computed for prompts and answers, now.
         moves: runs that were moved. loaded_bytes: KV of objects that links copied from the host. evicted_bytes: of
-            objects and prefixes that gave way to others.
+            objects and prefixes that gave way to others. saved_bytes, restored_bytes: of prefixes that were copied to
+            host memory when they were evicted, and back.
     """
 
     resident_bytes: int = 0
@@ -106,6 +112,8 @@ class PoolCounts:
     loaded_bytes: int = 0
     prefix_bytes: int = 0
     evicted_bytes: int = 0
+    saved_bytes: int = 0
+    restored_bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +217,7 @@ class ResidentObjects:
 
     Args:
         keeps_prefixes: what is computed for prompts and answers stays, too. kept: where exact prefixes are on disk.
+        memory: host memory for prefixes that are evicted from a device with memory of its own.
 
     Attributes:
         counts: what was done until now.
@@ -219,7 +228,8 @@ class ResidentObjects:
     """
 
     def __init__(
-        self, model: Model, max_bytes: int, keeps_prefixes: bool = False, kept: Store | None = None
+        self, model: Model, max_bytes: int, keeps_prefixes: bool = False, kept: Store | None = None,
+        memory: LayerMemory | None = None,
     ) -> None:  # fmt: skip
         require_movable(model)
         self._model, self.num_slots = model, max_bytes // slot_bytes(model)
@@ -228,11 +238,13 @@ class ResidentObjects:
             raise InputError(f"a pool of {max_bytes} bytes holds no prompt of {model.name}; give it {least} or more")
         self.counts, self.keeps_prefixes, self.kept = PoolCounts(), keeps_prefixes, kept
         self._pool: Pool | None = None
+        is_needed = memory is not None and event_now(model.stack.device) is not None
+        self._saved, self._to_save = SavedBlocks(memory if is_needed else None), list[PrefixPiece]()
         self._residents: list[Resident] = []
-        self._prefixes = PrefixIndex()
+        self._prefixes = PrefixIndex(self._saved)
         self._regions: list[_Region] = []
         self._ended: deque[_Region] = deque()  # whose images exist no more
-        self._batches = self._evicted = 0
+        self._batches = self._evicted = self._num_saved = self._num_restored = 0
         self._lock = threading.Lock()
 
     def find_prefix(
@@ -265,9 +277,7 @@ class ResidentObjects:
                 reservations = self._reserve_regions(regions, prompts, found, prefix, runs)
             else:
                 reservations = [self.reserve_outside(*prompts[0], has_room=False)]
-                for run in runs:
-                    assert self._pool is not None
-                    copy_rows(self._pool, reservations[0].image, run.slot, run.position, run.length)
+                self._fill(reservations[0], runs)
         seconds = time.perf_counter() - started
         for reservation in reservations:
             reservation.seconds, reservation.prefix = seconds, sum(run.length for run in runs)
@@ -280,11 +290,33 @@ class ResidentObjects:
             on_finish=self._finished,
         )  # fmt: skip
 
+    def _save_evicted(self, pool: Pool) -> None:
+        """Copy the pieces that are evicted to host memory, while they are still in their slots."""
+        while self._to_save:
+            piece = self._to_save.pop()
+            if not all(key in self._saved for key in piece.keys):
+                for at in range(0, len(piece.keys), LARGE):
+                    keys = piece.keys[at : at + LARGE]
+                    self._saved.put(keys, pool.save(piece.start + at * BLOCK, len(keys), BLOCK))
+                self._num_saved += piece.length
+
+    def _fill(self, reservation: Reservation, runs: Sequence[FoundRun]) -> None:
+        """Copy what the moves do not bring: blocks from host memory, and all if the image is not in the pool."""
+        for run in runs:
+            assert self._pool is not None
+            if run.slot is None:
+                for at in range(0, len(run.saved), LARGE):
+                    blocks, position = run.saved[at : at + LARGE], run.position + at * BLOCK
+                    self._pool.load(blocks, BLOCK, reservation.image, position)
+                self._num_restored += run.length
+            elif reservation.region is None:
+                copy_rows(self._pool, reservation.image, run.slot, run.position, run.length)
+
     def _found_runs(self, prefix: FoundPrefix | None) -> list[FoundRun]:
         runs = [] if prefix is None else self._prefixes.find(prefix.keys)
         if prefix is not None and sum(run.length for run in runs) != prefix.num_tokens:
             raise PrefixLostError
-        return runs
+        return [replace(run, saved=self._saved.take(run.keys)) if run.slot is None else run for run in runs]
 
     def _reserve_regions(
         self, regions: Sequence[_Region], prompts: Sequence[PlacedPrompt], found: Mapping[Hashable, Sequence[Resident]],
@@ -308,7 +340,8 @@ class ResidentObjects:
             regions[0].chain, regions[0].kept = prefix.chain, len(prefix.keys)
             moves += self._take_over(regions[0], runs)
         moves += self._park(regions, found)
-        moved = self._reposition(pool, moves, max(images, key=lambda image: image.num_tokens))
+        longest = max(images, key=lambda image: image.num_tokens)
+        moved = self._reposition(pool, moves, longest, partial(self._fill, reservations[0], runs))
         for reservation, image, region in zip(reservations, images, regions, strict=True):
             reservation.moved = moved
             weakref.finalize(image, self._ended.append, region).atexit = False
@@ -316,11 +349,18 @@ class ResidentObjects:
         self._count(moves=moved.moves)
         return reservations
 
-    def _reposition(self, pool: Pool, moves: list[Move], longest: PooledImage | None = None) -> Repositioning:
+    def _reposition(
+        self, pool: Pool, moves: list[Move], longest: PooledImage | None = None,
+        fill: Callable[[], None] = lambda: None,
+    ) -> Repositioning:  # fmt: skip
         try:
-            return pool.reposition(moves, tables=None if longest is None else longest.tables)
+            self._save_evicted(pool)
+            moved = pool.reposition(moves, tables=None if longest is None else longest.tables)
+            fill()
+            return moved
         except BaseException:
-            self._residents, self._prefixes = [], PrefixIndex()  # who knows what is where
+            self._residents, self._prefixes = [], PrefixIndex(self._saved)  # who knows what is where
+            self._to_save.clear()
             for region in self._regions:
                 region.chain, region.pieces = None, []
             raise
@@ -356,7 +396,7 @@ class ResidentObjects:
     def _take_over(self, region: _Region, runs: Sequence[FoundRun]) -> list[Move]:
         """Give a region the blocks of a prompt's prefix; the moves of those that are not in their places."""
         stay = {run.slot for run in runs if run.slot == region.start + run.position}
-        within = [(run.slot, run.slot + run.length) for run in runs if run.slot in stay]
+        within = [(run.slot, run.slot + run.length) for run in runs if run.slot is not None and run.slot in stay]
         self._cut(region, within)
         for piece in self._prefixes.pieces:
             if not piece.is_held and any(start <= piece.start < end for start, end in within):
@@ -366,7 +406,7 @@ class ResidentObjects:
         for run in runs:
             target = region.start + run.position
             if run.slot != target:
-                moves.append(Move(run.slot, target, None, run.length))
+                moves += [] if run.slot is None else [Move(run.slot, target, None, run.length)]
                 piece = PrefixPiece(list(run.keys), run.first, target, self._batches, is_held=True)
                 region.pieces.append(self._prefixes.add(piece))
         region.pieces.sort(key=lambda piece: piece.first)
@@ -425,7 +465,8 @@ class ResidentObjects:
                 if resident.position == part.start:
                     stays[resident.start - part.start] += resident.length
         for run in runs:
-            stays[run.slot - run.position] += run.length
+            if run.slot is not None:
+                stays[run.slot - run.position] += run.length
         copies, kept = self._eviction_order(found, used)
         room = find_room(order := [*copies, *kept], used, length, self.num_slots)
         own = {_content(part) for part in placed}
@@ -525,7 +566,7 @@ class ResidentObjects:
         order = [each for each in order if there.pop(id(each), None)]
         room = find_room(order, [*used, *slots_of(there.values())], item.length, self.num_slots)
         if room is None:
-            self._evicted += item.length
+            self._count_evicted(item)
             return []
         source, start = item.start, room[0]
         for other in order:
@@ -538,8 +579,13 @@ class ResidentObjects:
             self._residents.append(replace(item, start=start, position=None))
         return [Move(source, start, None, item.length)]
 
-    def _evict(self, item: Item) -> None:
+    def _count_evicted(self, item: Item) -> None:
         self._evicted += item.length
+        if isinstance(item, PrefixPiece) and self._saved.memory is not None:
+            self._to_save.append(item)
+
+    def _evict(self, item: Item) -> None:
+        self._count_evicted(item)
         if isinstance(item, PrefixPiece):
             self._prefixes.remove(item)
         else:
@@ -573,6 +619,7 @@ class ResidentObjects:
             sum(resident.length for resident in there) * of_slot, self.counts.moves + moves,
             self.counts.loaded_bytes + 2 * loaded * of_slot // 3,
             sum(piece.length for piece in self._prefixes.pieces) * of_slot, self._evicted * of_slot,
+            self._num_saved * of_slot, self._num_restored * of_slot,
         )  # fmt: skip
 
 

@@ -122,6 +122,11 @@ class _Values:
             "pic_pool_evicted_bytes": ("Bytes of KV evicted from the device (--pool).", of_pool("evicted_bytes")),
             "pic_pool_moves": ("Runs of KV moved to their places on the device (--pool).", of_pool("moves")),
             "pic_pool_loaded_bytes": ("Bytes of objects' KV copied from the host (--pool).", of_pool("loaded_bytes")),
+            "pic_pool_saved_bytes": ("Bytes of evicted KV copied to host memory (PIC_MEMORY).", of_pool("saved_bytes")),
+            "pic_pool_restored_bytes": (
+                "Bytes of KV copied back from host memory (PIC_MEMORY).",
+                of_pool("restored_bytes"),
+            ),
         }
         gauges["pic_guarantee_unverified"] = ("Answers that wait to be verified (--guarantee).", status.unverified)
         yield from self._of_classes(status)

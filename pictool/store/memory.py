@@ -1,4 +1,4 @@
-"""Host memory: a cache of layers that were read and checked before, keyed by their content."""
+"""Host memory: a cache of layers that were read and checked before, and of KV that a device evicted, by content."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ class LayerMemory:
         with self._lock:
             self._insert(content, buffer, num_bytes)
         return buffer
+
+    def put(self, content: Hashable, num_bytes: int, buffer: Any) -> None:
+        """Keep a buffer."""
+        with self._lock:
+            self._insert(content, buffer, num_bytes)
 
     def has(self, content: Hashable) -> bool:
         """Whether there is a buffer with this content."""

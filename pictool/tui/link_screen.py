@@ -1,4 +1,7 @@
-"""The link screen: a form whose request runs in another process, its streamed answer, and the trace that opens then."""
+"""The link screen: a form whose request runs in another process, its streamed answer, and the trace that opens then.
+
+Without a trace it answers question after question in one engine, which keeps exact prefixes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,8 @@ _FIELDS = (
     ("documents", "documents: files (docs/*.txt), .kvo objects or keys, as in a shell"), ("query", "query"),
     ("params", "fields of the policy: FIELD=VALUE …"),
     ("others", "compare with: POLICY [FIELD=VALUE …]; POLICY …"),
-    ("trace", "trace to write (the others: -2, -3 …)"), ("max", "tokens of the answer"),
+    ("trace", "trace to write (the others: -2, -3 …); empty: an answer alone, reusing earlier prompts"),
+    ("max", "tokens of the answer"),
     ("model", "model (empty: the default)"),
 )  # fmt: skip
 _NAMED = 6  # documents that are named below their field
@@ -159,12 +163,14 @@ class LinkScreen(PicScreen):
         """Return a request for each policy, the chosen one first.
 
         Raises:
-            ValueError: an open quote, a glob without files, no number, or no such policy.
+            ValueError: no query, an open quote, a glob without files, no number, or no such policy.
         """
         value = {name: self.query_one(f"#{name}", Input).value.strip() for name, _ in _FIELDS}
         algo = str(self.query_one("#algo", Select).value)
-        if not value["query"] or not value["trace"]:
-            raise ValueError("a query and a trace to write are needed")
+        if not value["query"]:
+            raise ValueError("a query is needed")
+        if value["others"] and not value["trace"]:
+            raise ValueError("to compare policies, name a trace to write")
         if not value["max"].isdecimal() or int(value["max"]) < 1:
             raise ValueError("tokens of the answer: must be a number from 1")
         documents, fields = tuple(split_documents(value["documents"])), tuple(shlex.split(value["params"]))
@@ -191,7 +197,7 @@ class LinkScreen(PicScreen):
         except ValueError as error:
             self._note(str(error))
             return
-        existing = [form.trace for form in forms if os.path.lexists(form.trace)]
+        existing = [form.trace for form in forms if form.trace and os.path.lexists(form.trace)]
         if existing and not self.is_linking:
             verb = "exists" if len(existing) == 1 else "exist"
             question = f"{', '.join(existing)} {verb}. Write over {'it' if len(existing) == 1 else 'them'}?"
@@ -239,7 +245,8 @@ class LinkScreen(PicScreen):
         try:
             for form in forms:
                 self.app.call_from_thread(self._begin, form.algo, len(paths), len(forms))
-                paths.append(self.pic.services.job.link(form, self))
+                path = self.pic.services.job.link(form, self)
+                paths += [] if path is None else [path]
         except Cancelled:
             problem = "cancelled; no trace was written"
         except PicError as error:
@@ -261,11 +268,11 @@ class LinkScreen(PicScreen):
         wrote = f"wrote {', '.join(map(str, paths))}"
         if problem.startswith("cancelled") and paths:
             problem = f"cancelled; {wrote}"
-        self._note(problem or wrote)
+        self._note(problem or (wrote if paths else self._note_text))
         if paths:
             self.query_one("#trace", Input).value = free_name()
-        if not problem:
-            self.pic.open_paths(paths)
+            if not problem:
+                self.pic.open_paths(paths)
 
     def _set_running(self, is_linking: bool) -> None:
         self.query_one("#progress", ProgressBar).update(total=None)

@@ -51,7 +51,7 @@ class LoadedTrace:
 
 @dataclass(frozen=True)
 class LinkForm:
-    """A request as the link form has it, and the path of the trace that is written."""
+    """A request as the link form has it, and the path of the trace that is written; empty: none."""
 
     documents: tuple[str, ...]
     query: str
@@ -89,8 +89,8 @@ class Job(Protocol):
     def policies(self) -> Sequence[PolicyChoice]:
         """List the policies that can be chosen."""
 
-    def link(self, form: LinkForm, listener: Listener) -> Path:
-        """Link, answer and write the trace; returns its path."""
+    def link(self, form: LinkForm, listener: Listener) -> Path | None:
+        """Link and answer. Returns the path of the trace, which is of a fresh link; without one prompts are reused."""
 
     def analyse(self, trace: Trace, name: str, layer: int | None, listener: Listener) -> TraceAnalysis:
         """Analyse a trace: attention (of one layer, or all) and deviation from full recompute."""

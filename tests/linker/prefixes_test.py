@@ -7,6 +7,7 @@ import random
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+import emulated
 import numpy as np
 import pytest
 import subjects
@@ -16,7 +17,7 @@ from subjects import LENGTH_DEPENDENT, Subject, default_policy, make_chunks, sub
 
 from pictool.compiler.compile import compile_chunks
 from pictool.core import CompileOptions, Layout
-from pictool.linker.link import Linked, link
+from pictool.linker.link import Linked, keep_prefix, link
 from pictool.linker.plan import make_plan, plan_without_objects
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
@@ -25,18 +26,19 @@ from pictool.linker.residency import ResidentObjects
 from pictool.linker.slots import slots_of
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import generate_steps
-from pictool.runtime.memory.image import GROWTH
-from pictool.runtime.memory.pool import default_pool_bytes, slot_bytes
+from pictool.runtime.memory.image import GROWTH, Image
+from pictool.runtime.memory.pool import PooledImage, default_pool_bytes, slot_bytes
 from pictool.runtime.model import Model
 from pictool.store.matches import Match
+from pictool.store.memory import LayerMemory
 from pictool.store.store import Store
 
 FULL = make_policy("full")
 ARCHITECTURES = [name for name in subjects.ARCHITECTURES if name not in LENGTH_DEPENDENT]
 
 
-def pool_of(model: Model, tokens: int) -> ResidentObjects:
-    return ResidentObjects(model, tokens * slot_bytes(model), keeps_prefixes=True)
+def pool_of(model: Model, tokens: int, memory: LayerMemory | None = None, kept: Store | None = None) -> ResidentObjects:
+    return ResidentObjects(model, tokens * slot_bytes(model), keeps_prefixes=True, kept=kept, memory=memory)
 
 
 def drawn(rng: random.Random, count: int) -> list[int]:
@@ -349,3 +351,71 @@ def test_keys_of_blocks() -> None:
 def test_a_model_whose_rotation_depends_on_the_length_has_no_pool_by_default() -> None:
     assert default_pool_bytes(subject("phi3-long").model) == default_pool_bytes(subject("llama-dynamic").model) == 0
     assert default_pool_bytes(subject("llama").model) == 16 * (512 + GROWTH) * slot_bytes(subject("llama").model)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("budget", [1 << 26, 1 << 15], ids=["all", "some"])
+def test_what_a_device_evicts_comes_back_from_host_memory(
+    architecture: str, budget: int, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns of conversations, with and without a document, of which the pool holds one: no race, and exact answers."""
+    one, rng, memory = subject(architecture), random.Random(architecture), LayerMemory(budget)
+    legolink, match = make_policy("legolink", {"k": 4}), compiled(one.model, store, 29)
+    talks = [Talk("", drawn(rng, 40)) for _ in range(4)]
+    missed, rooms, alive = 0, set[bool](), list[Linked]()
+    with monkeypatch.context() as patch, emulated.emulated(patch):
+        pool = pool_of(one.model, 250 + GROWTH, memory)
+        for turn, (number, talk) in itertools.product(range(4), enumerate(talks)):
+            policy, matches = (legolink, (at(match, 40),)) if number == 3 else (FULL, ())
+            talk.tokens += match.tokens.tolist() if number == 3 and not turn else []
+            before, talk.tokens = len(talk.tokens), [*talk.tokens, *drawn(rng, 35)]
+            linked = ask(one.model, store, talk.tokens, pool, policy, matches)
+            most = before // BLOCK * BLOCK - (48 if number == 3 else 0)
+            missed += max(0, most - prefix_of(linked)) if turn in (1, 2) else 0
+            rooms.add(linked.pool is not None and linked.pool.has_room)
+            plain = ask(one.model, store, talk.tokens, None, policy, matches)
+            torch.testing.assert_close(linked.image.logits, plain.image.logits, atol=1e-4, rtol=0)
+            alive = [linked] if turn == 2 else []  # the next one's image is not in the pool
+            del linked
+            assert memory.num_bytes <= budget
+        alive.clear()
+        assert slots_used(pool) <= pool.num_slots
+    assert rooms == {True, False} and (missed > 0) == (budget == 1 << 15)
+    assert pool.counts.restored_bytes > 0 and 0 < pool.counts.saved_bytes <= pool.counts.evicted_bytes
+
+
+def test_blocks_from_host_memory_are_bit_for_bit_those_that_were_evicted(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the keys before rotation, of which chains on disk are made, and in runs longer than one copy."""
+
+    def blocks(image: Image, layer: int) -> list[torch.Tensor]:
+        assert isinstance(image, PooledImage)
+        parts = image.key(layer)[0], image.value(layer)[0], *image.raw(layer, 0, 384)
+        return [part[:, :384] for part in parts]
+
+    model, rng = subject("llama").model, random.Random(8)
+    monkeypatch.setattr("pictool.linker.residency.LARGE", 10)
+    kept, tokens, more = Store(store.root / "kept"), drawn(rng, 400), drawn(rng, 450)
+    with monkeypatch.context() as patch, emulated.emulated(patch):
+        pool = pool_of(model, 500 + GROWTH, LayerMemory(1 << 26), kept)
+        first = ask(model, store, tokens, pool).image
+        expected = [[part.clone() for part in blocks(first, layer)] for layer in range(3)]
+        del first
+        ask(model, store, more, pool)
+        again = ask(model, store, tokens, pool)
+        assert prefix_of(again) == 384 and pool.counts.restored_bytes == 384 * slot_bytes(model)
+        for layer in range(3):
+            assert all(map(torch.equal, blocks(again.image, layer), expected[layer]))
+        keep_prefix(model, again, pool)
+    on_disk = ask(model, store, tokens, pool_of(model, 500 + GROWTH, kept=kept))
+    assert on_disk.prefix is not None and on_disk.prefix.restored == (0, 384)
+    torch.testing.assert_close(on_disk.image.logits, again.image.logits, atol=1e-4, rtol=0)
+
+
+def test_the_cpu_whose_memory_is_the_host_copies_nothing(store: Store) -> None:
+    model, rng, memory = subject("llama").model, random.Random(8), LayerMemory(1 << 26)
+    pool = pool_of(model, 200 + GROWTH, memory)
+    for _ in range(4):
+        ask(model, store, drawn(rng, 150), pool)
+    assert pool.counts.evicted_bytes > 0 == memory.num_bytes == pool.counts.saved_bytes

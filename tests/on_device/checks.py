@@ -10,6 +10,7 @@ import copy
 import os
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from subjects import ARCHITECTURES, LENGTHS, default_policy, make_chunks, run, subject
@@ -19,13 +20,18 @@ from pictool.core import Chunk
 from pictool.doctor.exactness import dense, difference, examine_exactness, largest_difference
 from pictool.doctor.verdict import VerdictStatus
 from pictool.linker.link import Linked, link
+from pictool.linker.plan import plan_without_objects
 from pictool.linker.policies import make_policy, policies
+from pictool.linker.residency import ResidentObjects
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import generate
 from pictool.runtime.device import accelerator
 from pictool.runtime.machine import PeakMemory
+from pictool.runtime.memory.image import GROWTH
+from pictool.runtime.memory.pool import slot_bytes
 from pictool.runtime.model import Model, wrap_model
 from pictool.store.codecs import codecs
+from pictool.store.memory import LayerMemory
 from pictool.store.store import Store
 
 IS_REHEARSAL = bool(os.environ.get("PIC_GPU_REHEARSAL"))
@@ -88,6 +94,21 @@ def test_answers_are_those_of_the_cpu(store: Store) -> None:
     device, cpu = as_on_the_cpu("llama", "legolink", store)
     ours, theirs = generate(on_device("llama"), device.image, 16), generate(subject("llama").model, cpu.image, 16)
     assert ours.tokens == theirs.tokens
+
+
+def test_prefixes_that_the_pool_evicts_come_back_from_host_memory(store: Store) -> None:
+    """In turn two prompts, of which the pool holds one; the CPU has no other memory than its pool's."""
+    model, memory = on_device("llama"), LayerMemory(1 << 26)
+    pool = ResidentObjects(model, (400 + GROWTH) * slot_bytes(model), keeps_prefixes=True, memory=memory)
+    for first in (3, 4, 3, 4):
+        ids = np.arange(first, first + 300, dtype=np.int32)
+        spec = Spec.planned(plan_without_objects(make_policy("full"), ids))
+        ours, plain = link(model, store, spec, residents=pool), link(model, store, spec)
+        assert ours.image.logits is not None and plain.image.logits is not None and ours.pool is not None
+        assert difference(ours.image.logits, plain.image.logits) <= CLOSE
+        found = ours.pool.prefix
+        del ours
+    assert IS_REHEARSAL or (found == 288 and pool.counts.restored_bytes == 2 * 288 * slot_bytes(model))
 
 
 def test_memory_grows_with_rows_and_keys_not_with_their_product(store: Store) -> None:

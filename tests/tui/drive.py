@@ -51,13 +51,17 @@ class FakeJob:
     def policies(self) -> Sequence[PolicyChoice]:
         return [PolicyChoice("legolink", {"k": 16}), PolicyChoice("cacheblend", {"ratio": 0.15, "on": "v"})]
 
-    def link(self, form: LinkForm, listener: Listener) -> Path:
+    def link(self, form: LinkForm, listener: Listener) -> Path | None:
         self.requests.append(form)
         listener.note("compiled a.txt (3 tokens)")
         listener.text(" yes,")
         listener.text(" it does")
         self._wait()
-        write_trace(Path(form.trace), self._answer())
+        answer = self._answer()
+        if not form.trace:
+            listener.note("32 of 40 tokens were reused")
+            return None
+        write_trace(Path(form.trace), answer)
         return Path(form.trace)
 
     def analyse(self, trace: Trace, name: str, layer: int | None, listener: Listener) -> TraceAnalysis:

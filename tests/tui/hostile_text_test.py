@@ -31,7 +31,7 @@ class HostileJob(FakeJob):
     def policies(self) -> list[PolicyChoice]:
         return [PolicyChoice(MARKUP, {MARKUP: HOSTILE}), PolicyChoice("legolink", {})]
 
-    def link(self, form: LinkForm, listener: Listener) -> Path:
+    def link(self, form: LinkForm, listener: Listener) -> Path | None:
         listener.note(HOSTILE)
         for piece in (HOSTILE[:-9], HOSTILE[-9:]):
             listener.text(piece)

@@ -59,6 +59,7 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
         names = {policy.name: policy.fields for policy in job.policies()}
         assert names["legolink"] == {"k": 16} and {"full", "naive", "cacheblend", "speccache"} <= set(names)
         path = job.link(form(), heard)
+        assert path is not None
         trace = read_trace(path)
         assert trace.answer == heard.answer.strip() and trace.policy == "legolink k=2"
         assert heard.notes[0] == "loading the model" and any(note.startswith("compiled a.txt") for note in heard.notes)
@@ -95,6 +96,24 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
         pytest.raises(ForeignObjectError, match="made for model"),
     ):
         job.attention_sinks(trace.chunks[0].key, heard)
+
+
+def test_questions_without_a_trace_share_an_engine_and_a_trace_is_of_a_fresh_link(tmp_path: Path) -> None:
+    write("a.txt", "The harbour was quiet. It holds a festival in the spring, and then another one.\n" * 3)
+    model = save(tmp_path / "model")
+    with WorkerJob(Settings().override(store="st", model=str(model), device="cpu", dtype="float32")) as job:
+        answers = []
+        for trace in ("", "fresh.trace", "", ""):
+            heard = Heard()
+            assert job.link(form(trace=trace, algo="full", fields=()), heard) == (Path(trace) if trace else None)
+            answers.append((heard.answer, heard.notes[-1].split(" of ")[0]))
+        whole = read_trace(Path("fresh.trace"))
+    assert (
+        len({answer for answer, _ in answers}) == 1 and whole.report["tokens"]["recomputed"] == whole.layout.num_context
+    )
+    most = str((whole.layout.num_tokens - 1) // 16 * 16)
+    assert [reused for _, reused in answers if "linking" not in reused] == ["0", most, most]
+    assert not Path("link-1.trace").exists()
 
 
 def test_an_object_of_another_tokenizer_is_not_cut_into_its_tokens() -> None:

@@ -97,7 +97,7 @@ def test_what_was_linked_before_a_cancel_is_kept(store: Store) -> None:
     class Second(FakeJob):
         """Waits from the second request on."""
 
-        def link(self, form: LinkForm, listener: Listener) -> Path:
+        def link(self, form: LinkForm, listener: Listener) -> Path | None:
             self.waits = bool(self.requests)
             return super().link(form, listener)
 
@@ -142,7 +142,7 @@ def test_what_goes_wrong_is_said_and_the_form_stays(store: Store) -> None:
 
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "l", "ctrl+s")
-        assert "a query and a trace to write are needed" in note(pilot)
+        assert "a query is needed" in note(pilot)
         fill(pilot, documents="'a.txt", query="Does it?")
         await press(pilot, "ctrl+s")
         assert "No closing quotation" in note(pilot)
@@ -154,6 +154,27 @@ def test_what_goes_wrong_is_said_and_the_form_stays(store: Store) -> None:
         assert "a.txt: no such file" in note(pilot) and not screen(pilot).is_linking
 
     drive(make_app(store, job=job), scenario, SIZE)
+
+
+def test_questions_without_a_trace_follow_each_other_in_the_form(store: Store) -> None:
+    job = FakeJob(make_trace())
+
+    async def scenario(pilot: Pilot[None]) -> None:
+        await press(pilot, "l")
+        fill(pilot, documents="a.txt", query="Does it?", trace="", others="naive")
+        await press(pilot, "ctrl+s")
+        assert "to compare policies, name a trace to write" in note(pilot) and not job.requests
+        fill(pilot, others="")
+        for query in ("Does it?", "Does it not?"):
+            fill(pilot, query=query)
+            await press(pilot, "ctrl+s")
+            await settle(pilot)
+            assert note(pilot) == "32 of 40 tokens were reused" and screen(pilot)._answer == " yes, it does"
+            assert screen(pilot).query_one("#trace", Input).value == ""
+
+    drive(make_app(store, job=job), scenario, SIZE)
+    assert [(form.query, form.trace) for form in job.requests] == [("Does it?", ""), ("Does it not?", "")]
+    assert not list(Path.cwd().glob("*.trace"))
 
 
 def test_globs_are_expanded_and_every_document_is_named(store: Store) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class WorkerJob:
-    """A `Job` in another process, which starts at the first request and keeps its models.
+    """A `Job` in another process, which starts at the first request and keeps its models and engines.
 
     Args:
         settings: those of this process; the other one reads none.
@@ -49,8 +49,8 @@ class WorkerJob:
     def policies(self) -> Sequence[PolicyChoice]:
         return cast("Sequence[PolicyChoice]", self._request("policies", (), None))
 
-    def link(self, form: LinkForm, listener: Listener) -> Path:
-        return cast("Path", self._request("link", (form,), listener))
+    def link(self, form: LinkForm, listener: Listener) -> Path | None:
+        return cast("Path | None", self._request("link", (form,), listener))
 
     def analyse(self, trace: Trace, name: str, layer: int | None, listener: Listener) -> TraceAnalysis:
         return cast("TraceAnalysis", self._request("analyse", (trace, name, layer), listener))

@@ -16,6 +16,7 @@ from pictool.tui.services import LinkForm, PolicyChoice
 
 if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
+    from pictool.engines.base import Engine
     from pictool.runtime.model import Model
     from pictool.trace.analysis import TraceAnalysis
     from pictool.trace.attention_sinks import AttentionSinks
@@ -25,11 +26,12 @@ Say = Callable[[str, Any], None]  # a kind of reply and its value
 
 
 class TuiWorker:
-    """Runs requests, and keeps the models that it has loaded."""
+    """Runs requests, and keeps the models that it has loaded, and their engines with the KV of earlier questions."""
 
     def __init__(self, say: Say, settings: Settings) -> None:
         self._say, self._settings, self._store = say, settings, open_store(settings)
         self._models: dict[tuple[str | None, str], Model] = {}
+        self._engines: dict[str | None, Engine] = {}
 
     def policies(self) -> Sequence[PolicyChoice]:
         """List every policy with the defaults of its fields; a field without a default is left out."""
@@ -42,12 +44,12 @@ class TuiWorker:
             for name, policy in policies().items()
         ]
 
-    def link(self, form: LinkForm) -> Path:
+    def link(self, form: LinkForm) -> Path | None:
         from pictool.commands.console.outputs import output_path
         from pictool.commands.linking.request import RequestOptions, make_spec
         from pictool.engines import engine_class
 
-        path = output_path("trace", form.trace, form.documents)
+        path = output_path("trace", form.trace, form.documents) if form.trace else None
         request = RequestOptions(
             documents=[*form.documents], query=form.query, algos=[form.algo], params=[*form.fields],
             max_new_tokens=form.max_new_tokens,
@@ -55,9 +57,17 @@ class TuiWorker:
         spec = make_spec(request, self._settings)
         model = self._open(form.model)
         self._say("note", f"linking {len(form.documents)} documents with {form.algo}")
-        with engine_class(model.engine)(model, self._store) as engine:
-            engine.answer(spec, on_text=self._text, on_compile=self._compiled).write_trace(path)
-        return path
+        make = engine_class(model.engine)
+        if path is not None:
+            with make(model, self._store) as engine:
+                engine.answer(spec, on_text=self._text, on_compile=self._compiled).write_trace(path)
+            return path
+        if form.model not in self._engines:
+            self._engines[form.model] = make(model, self._store, None)
+        report = self._engines[form.model].answer(spec, on_text=self._text, on_compile=self._compiled).report()
+        reused, whole = report.get("pool", {}).get("prefix", 0), report["tokens"]["prompt"]
+        self._say("note", f"{reused} of {whole} tokens of the prompt were reused from earlier ones")
+        return None
 
     def analyse(self, trace: Trace, name: str, layer: int | None) -> TraceAnalysis:
         from pictool.trace.analysis import analyse_trace

@@ -8,6 +8,7 @@ lose a rounding a move. That takes half as much memory again as the KV itself.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from torch import Tensor
 from pictool.errors import ModelError
 from pictool.runtime.device import device_memory, synchronize
 from pictool.runtime.machine import memory_bytes
+from pictool.runtime.memory import streams
 from pictool.runtime.memory.cidra import SCRATCH, Move, MovePlan, plan
 from pictool.runtime.memory.image import GROWTH, Image
 from pictool.runtime.rope import tables_at
@@ -95,6 +97,45 @@ class Pool:
             self.raw[layer][:, at:end], self.values[layer][:, at:end] = key, value
         move = Move(at, at, position, end - at)
         self._rotate([move], self._tables([move]))
+
+    @torch.inference_mode()
+    def save(self, at: int, blocks: int, length: int) -> list[Tensor]:
+        """Copy consecutive blocks of `length` slots to host memory, each to bytes of its own, which `load` takes.
+
+        The host does not wait: copies from there on the current stream come later.
+        """
+        whole = torch.cat(
+            [
+                torch.stack([tensor[:, at : at + blocks * length] for tensor in kind])
+                .view(len(kind), -1, blocks, length, kind[0].shape[2]).movedim(2, 0).flatten(1)
+                for kind in self._kinds
+            ], 1,
+        ).view(torch.uint8)  # fmt: skip
+        saved = [streams.host_buffer(whole.shape[1], self.stack.device) for _ in range(blocks)]
+        for buffer, block in zip(saved, whole, strict=True):
+            buffer.copy_(block, non_blocking=True)
+        return saved
+
+    @torch.inference_mode()
+    def load(self, blocks: Sequence[Tensor], length: int, image: Image, position: int) -> None:
+        """Copy saved blocks to an image, from a position on: all that the slots held to the pool, if the image is in
+        it."""
+        whole = torch.empty(len(blocks), len(blocks[0]), dtype=torch.uint8, device=self.stack.device)
+        for row, block in zip(whole, blocks, strict=True):
+            row.copy_(block, non_blocking=True)
+        shapes = [(len(kind), kind[0].shape[0], length, kind[0].shape[2]) for kind in self._kinds]
+        parts = torch.split(whole.view(self.stack.dtype), [*map(math.prod, shapes)], 1)
+        kinds = [part.view(len(blocks), *shape) for part, shape in zip(parts, shapes, strict=True)]
+        for layer in range(len(self.keys)):
+            key, value, *raw = (kind[:, layer].movedim(0, 1).flatten(1, 2) for kind in kinds)
+            image.fill(layer, position, *self.stack.by_rotation(key, value))
+            if raw and isinstance(image, PooledImage):
+                places = image.places(layer, position, position + key.shape[1])
+                self.stack.by_rotation(*places)[0].copy_(raw[0])
+
+    @property
+    def _kinds(self) -> list[list[Tensor]]:
+        return [self.keys, self.values, *([self.raw] if self.keeps_raw else [])]
 
     def clear(self) -> None:
         """Zero all slots."""

@@ -133,7 +133,7 @@ class TorchBackend(Backend):
         if settings.kept_bytes and not pool_bytes:
             raise InputError(f"--keep-prefixes: needs KV of {model.name} on the device, and there is none; see --pool")
         kept = store.within("prefixes", max_bytes=settings.kept_bytes) if settings.kept_bytes else None
-        self._residents = ResidentObjects(model, pool_bytes, keeps_prefixes=True, kept=kept) if pool_bytes else None
+        self._residents = ResidentObjects(model, pool_bytes, True, kept, store.memory) if pool_bytes else None
         self.model, self.created = settings.name or model.name, int(time.time())
         self.context_length = model.max_positions
         self.policy = settings.policy
