@@ -107,6 +107,10 @@ KINDS = {
         Size(3, 96, 4, 160, 900, 32, kv_heads=2, architecture="qwen3_moe", experts=4), ESPACE, metaspace, seed=32,
         steps=400, cooldown=100,
     ),
+    "sinks": Member(
+        Size(3, 96, 4, 160, 900, 32, kv_heads=2, architecture="gpt_oss", experts=4, local=(0,), window=48),
+        ESPACE, metaspace, seed=33, steps=550, cooldown=100,
+    ),
 }  # fmt: skip
 MEMBERS = {**ZOO, **KINDS}
 
