@@ -36,9 +36,9 @@ def attention(module: Any, parts: list[list[int]], recomputed: Tensor) -> Tensor
 class _Blend(Splice):
     """CacheBlend §4.3 on the whole matrix: at a checked layer the fresh K and V that are still on are compared."""
 
-    def __init__(self, cached: KV, num_tail: int, counts: dict[int, int], on: str, join: Join) -> None:
+    def __init__(self, cached: KV, num_tail: int, counts: dict[int, int], on: str, join: Join, names: str) -> None:
         super().__init__(cached, torch.zeros(0))
-        self._num_tail, self._counts, self._on, self._join = num_tail, counts, on, join
+        self._num_tail, self._counts, self._on, self._join, self._names = num_tail, counts, on, join, names
         self._rows = torch.ones(cached[0][0].shape[2], dtype=torch.bool)
         self.rows: list[Tensor] = []
         self.smallest_gap = float("inf")  # between the last token that goes on and the first that does not
@@ -47,7 +47,7 @@ class _Blend(Splice):
         before = self._rows
         self.rows.append(before)
         if layer in self._counts:
-            pairs = zip("kv", (key, value), self.cached[layer], strict=True)
+            pairs = zip(self._names, (key, value), self.cached[layer], strict=True)
             apart = sum((fresh - cached).square().sum((0, 1, 3)) for name, fresh, cached in pairs if name in self._on)
             assert isinstance(apart, Tensor)
             context = torch.arange(len(apart)) < len(apart) - self._num_tail
@@ -72,6 +72,7 @@ def cacheblend(
     Returns:
         the link; bool [layers, n], whose K and V are fresh; and how close the closest decision was (a relative gap).
     """
-    blend = _Blend(naive_cache(module, parts), len(parts[-1]), counts, on, join)
+    names = "vk" if hasattr(module.config, "kv_lora_rank") else "kv"  # a latent is compared as values are
+    blend = _Blend(naive_cache(module, parts), len(parts[-1]), counts, on, join, names)
     dense = forward_over(module, sum(parts, []), 0, blend)
     return dense, torch.stack(blend.rows), blend.smallest_gap

@@ -13,7 +13,7 @@ import json
 import os
 import random
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -21,23 +21,32 @@ from typing import Any
 
 import torch
 
-from pictool import Chunk, Model, Sampling, Store, generate, link, load_model, make_policy
+from pictool import Chunk, Model, Sampling, Store, generate, link, load_model
+from pictool.linker.grid import parse_grid
 from pictool.runtime.chat.template import make_frame
-from pictool.world.generate import KINDS, PageShape, WorldPrompt, write_prompt
+from pictool.world.generate import BOOKS, KINDS, PageShape, World, WorldPrompt, write_prompt
 from training.score import HELD_OUT
 
 POLICIES = ("full", "naive")
 
 
-def held_out_prompts(pages: int, count: int, shape: PageShape) -> Iterable[WorldPrompt]:
+def held_out_prompts(pages: int, count: int, shape: PageShape, world: World) -> Iterable[WorldPrompt]:
     for index in range(count):
-        yield write_prompt(random.Random(f"{HELD_OUT}-evaluation-{pages}-{index}"), pages, shape)
+        yield write_prompt(random.Random(f"{HELD_OUT}-evaluation-{pages}-{index}"), pages, shape, world)
 
 
-def evaluate(model: Model, pages: int, count: int, per_prompt: int, shape: PageShape = PageShape()) -> dict[str, Any]:
+def evaluate(
+    model: Model,
+    pages: int,
+    count: int,
+    per_prompt: int,
+    shape: PageShape = PageShape(),
+    world: World = BOOKS,
+    policies: Sequence[str] = POLICIES,
+) -> dict[str, Any]:
     """Answers right by policy and kind: {policy: {kind: [right, asked]}}."""
-    table = {policy: {kind: [0, 0] for kind in KINDS} for policy in POLICIES}
-    for prompt in held_out_prompts(pages, count, shape):
+    table = {policy: {kind: [0, 0] for kind in KINDS} for policy in policies}
+    for prompt in held_out_prompts(pages, count, shape, world):
         with tempfile.TemporaryDirectory() as directory:
             _ask(model, Store(directory), prompt, per_prompt, table)
     return table
@@ -50,11 +59,11 @@ def _ask(
     for kind in KINDS:
         for question in [q for q in prompt.questions if q.kind == kind][:per_prompt]:
             frame = make_frame(model, question.text)
-            for policy in POLICIES:
-                linked = link(model, store, chunks, frame.tail, make_policy(policy, {}), head=frame.head)
+            for policy in parse_grid(list(table)):
+                linked = link(model, store, chunks, frame.tail, policy.policy, head=frame.head)
                 text = generate(model, linked.image, 8, Sampling(stop=("\n",))).text
-                table[policy][kind][0] += text.strip() == question.answer
-                table[policy][kind][1] += 1
+                table[policy.label][kind][0] += text.strip() == question.answer
+                table[policy.label][kind][1] += 1
 
 
 def summary(table: dict[str, dict[str, list[int]]]) -> dict[str, dict[str, float]]:

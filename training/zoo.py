@@ -53,12 +53,13 @@ class Member:
     cooldown: int = 220
     subject_layer: int = 1
     source_layer: int = 2
+    muon_rate: float = 0.02
 
     def recipe(self, name: str) -> Recipe:
         return Recipe(
             f"zoo-{name}", self.size, self.seed, self.steps, self.cooldown, stages(self.steps), batch_tokens=1800,
             hint_until=self.steps * 10 // 11, p_bos=0.7 if self.size.bos else WITHOUT_BOS,
-            subject_layer=self.subject_layer, source_layer=self.source_layer,
+            subject_layer=self.subject_layer, source_layer=self.source_layer, muon_rate=self.muon_rate,
         )  # fmt: skip
 
     @cached_property
@@ -106,6 +107,15 @@ KINDS = {
     "experts": Member(
         Size(3, 96, 4, 160, 900, 32, kv_heads=2, architecture="qwen3_moe", experts=4), ESPACE, metaspace, seed=32,
         steps=400, cooldown=100,
+    ),
+    # Keys are a product of two matrices: at the others' rate attention to sources was not learned.
+    "latents": Member(
+        Size(3, 96, 4, 192, 900, 32, architecture="deepseek_v3", latent=96), ESPACE, metaspace, seed=31, steps=850,
+        cooldown=150, muon_rate=0.007,
+    ),
+    "sinks": Member(
+        Size(3, 96, 4, 160, 900, 32, kv_heads=2, architecture="gpt_oss", experts=4, local=(0,), window=48),
+        ESPACE, metaspace, seed=33, steps=550, cooldown=100,
     ),
 }  # fmt: skip
 MEMBERS = {**ZOO, **KINDS}

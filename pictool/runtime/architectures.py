@@ -217,7 +217,7 @@ _NORM_AFTER_ROPE = "it normalises keys after their rotation, so an un-rotated ke
 _INDEXER = "its sparse attention keeps the keys of an indexer beside the latents, rotated another way"
 _LINEAR = "its layers of linear attention keep a state of a kind that is not tested"
 _SHARED_KV = "layers share the KV of others, and every layer has embeddings of its own"
-_GEMMA_4 = "layers share the KV of others, differ in their heads, and have embeddings of their own"
+_GEMMA_4 = "its layers differ in their heads; in small sizes they share KV and have embeddings of their own"
 
 # By model type: why a family that people ask for is refused.
 REFUSED: Mapping[str, str] = {

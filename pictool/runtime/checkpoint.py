@@ -126,8 +126,8 @@ def _within(directory: Path, name: str) -> Path:
     return path
 
 
-def read_header(path: Path) -> tuple[int, dict[str, Any]]:
-    """Where the tensors of a safetensors file begin, and its header without `__metadata__`.
+def read_header(path: Path) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Where the tensors of a safetensors file begin, its header without `__metadata__`, and these.
 
     Every entry has a known dtype, a shape, and offsets that fit both and the file: safetensors checks that.
 
@@ -150,7 +150,8 @@ def read_header(path: Path) -> tuple[int, dict[str, Any]]:
         raise
     except Exception as error:  # OSError, SafetensorError, and what a parser meets
         raise ModelError(f"{path}: its header is damaged, or it is truncated ({reason(error)}); {COPY}") from error
-    return 8 + length, {name: entry for name, entry in header.items() if name != "__metadata__"}
+    metadata = header.pop("__metadata__", None) or {}
+    return 8 + length, header, metadata
 
 
 def tensor_shapes(path: Path) -> dict[str, Shape]:

@@ -57,11 +57,13 @@ def _digest(config: PretrainedConfig, weights: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _hash_safetensors(path: Path) -> dict[str, str]:
-    """BLAKE3 of every tensor with its dtype and shape: name → hex."""
-    base, header = read_header(path)
+def _hash_safetensors(path: Path, name: str) -> dict[str, str]:
+    """BLAKE3 of every tensor with its dtype and shape: name → hex; of the file if metadata says how to read them."""
+    base, header, metadata = read_header(path)
+    if "tensor_names" in metadata:  # torchao's
+        return _hash_whole(path, name)
     with path.open("rb") as file:
-        return {name: _hash_tensor(file, base, entry) for name, entry in header.items()}
+        return {tensor: _hash_tensor(file, base, entry) for tensor, entry in header.items()}
 
 
 def _hash_tensor(file: Any, base: int, entry: Mapping[str, Any]) -> str:
@@ -80,8 +82,10 @@ def _hash_tensor(file: Any, base: int, entry: Mapping[str, Any]) -> str:
 
 def _hash_file(path: Path, name: str) -> dict[str, str]:
     """Hashes of the weight file that is called `name`: of every tensor, or of a pickle as a whole."""
-    if name.endswith(".safetensors"):
-        return _hash_safetensors(path)
+    return _hash_safetensors(path, name) if name.endswith(".safetensors") else _hash_whole(path, name)
+
+
+def _hash_whole(path: Path, name: str) -> dict[str, str]:
     digest = blake3(max_threads=blake3.AUTO)
     digest.update_mmap(path)
     return {name: digest.hexdigest()}

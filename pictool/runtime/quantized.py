@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 # By method: the package that is needed to dequantize it.
-_PACKAGES = {"compressed-tensors": "compressed_tensors", "fp8": "accelerate", "mxfp4": None}
+_PACKAGES = {"compressed-tensors": "compressed_tensors", "fp8": "accelerate", "mxfp4": None, "torchao": "torchao"}
+# The kinds of torchao that it dequantizes on every device; its packed int4 needs kernels of an accelerator.
+_OF_TORCHAO = (
+    "Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig", "Float8WeightOnlyConfig", "IntxWeightOnlyConfig",
+    "Int8DynamicActivationIntxWeightConfig",
+)  # fmt: skip
 
 
 def method_of(config: PretrainedConfig) -> str | None:
@@ -46,9 +51,23 @@ def require_loadable(config: PretrainedConfig, name: str) -> None:
             f"{name}: weights quantized by {shown(method)} are not supported (supported: {', '.join(_PACKAGES)}); use "
             "the model in bfloat16, or one that llm-compressor quantized"
         )
+    if method == "torchao" and (kind := _torchao_kind(config)) not in _OF_TORCHAO:
+        raise ModelError(
+            f"{name}: weights quantized by torchao's {shown(kind)} are not supported (supported: "
+            f"{', '.join(_OF_TORCHAO)}); use the model in bfloat16"
+        )
     package = _PACKAGES[method]
     if package is not None and find_spec(package) is None:
         raise ModelError(f"{name}: weights quantized by {method} need more packages; pip install 'pictool[quantized]'")
+
+
+def _torchao_kind(config: PretrainedConfig) -> object:
+    """The class of torchao's configuration, as config.json says it; all of `quant_type` if it says it otherwise."""
+    kind: Any = _fields(config.quantization_config).get("quant_type")
+    try:
+        return kind["default"]["_type"]
+    except (KeyError, TypeError):
+        return kind
 
 
 def num_weights(config: PretrainedConfig) -> int:
@@ -74,7 +93,7 @@ def plain_module(loaded: Any, config: PretrainedConfig, dtype: torch.dtype) -> A
     wrong = [name for name in needed if name not in weights or weights[name].shape != needed[name].shape]
     if wrong:
         raise ModelError(f"{len(wrong)} weights cannot be dequantized, as {wrong[0]}; use the model in bfloat16")
-    plain.load_state_dict({name: weights[name].to(dtype) for name in needed}, assign=True)
+    plain.load_state_dict({name: _dequantized(weights[name]).to(dtype) for name in needed}, assign=True)
     buffers = dict(loaded.named_buffers())
     for name, buffer in list(plain.named_buffers()):
         if buffer.is_meta:  # not part of the state, as frequencies of RoPE
@@ -82,6 +101,13 @@ def plain_module(loaded: Any, config: PretrainedConfig, dtype: torch.dtype) -> A
             plain.get_submodule(parent).register_buffer(last, buffers[name].clone(), persistent=False)
     plain.tie_weights()
     return plain
+
+
+def _dequantized(weight: Any) -> torch.Tensor:
+    """A weight as an ordinary tensor: torchao's are of classes of its own, in the dtype that it saved them from."""
+    import torch
+
+    return weight if type(weight) is torch.Tensor else weight.dequantize()
 
 
 def _fields(settings: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from pictool.engines.torch import TorchEngine
 from pictool.fidelity import divergence
 from pictool.fidelity.divergence import Divergence
 from pictool.linker.grid import parse_grid
+from pictool.runtime.architectures import REFUSED
 from pictool.store.store import Store
 
 
@@ -144,11 +145,15 @@ def test_the_command_reports_and_its_exit_code_judges(model_dir: Path, monkeypat
     assert broken.code == 1 and not json.loads(broken.out)["is_good"]
 
 
-def test_of_a_model_that_cannot_be_opened_the_machine_is_still_reported(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+@pytest.mark.parametrize("kind", [None, "gemma3n", "gemma4"])
+def test_of_a_model_that_cannot_be_opened_the_machine_and_the_reason_are_reported(
+    kind: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     done = pic("doctor", "-m", tmp_path)
     assert done.code == 1
     assert "versions: pictool" in done.out and f"failed   model: {tmp_path}" in done.out
+    assert REFUSED.get(kind or "", "names no model_type") in done.out
 
 
 def test_an_engine_that_is_not_installed_fails(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 import reference
 import tiny
 import torch
+from flips import NEAR, difference_but_at_ties, find_flips, routed, routers_of
 from subjects import LENGTH_DEPENDENT, LENGTHS, PLACED, Subject, make_chunks, max_difference, parts_of, run, subject
 from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -195,112 +195,26 @@ def test_a_wrong_line_of_the_registry_is_seen(
     assert max_difference(linked, reference.link(one.reference, parts_of(linked), rows)) > EXACT
 
 
-def routers_of(module: Any) -> list[tuple[int, Any]]:
-    """The routers of a model, each with its layer: what has one row of weights for every expert."""
-    return [
-        (layer, router)
-        for layer, block in enumerate(decoder_of(module).layers)
-        for router in block.modules()
-        if type(router).__name__.endswith(("Router", "Gate")) and hasattr(router, "weight")
-    ]
-
-
 WITH_EXPERTS = [name for name in tiny.CONFIGS if routers_of(subject(name).pristine)]
-
-
-@dataclass(frozen=True)
-class Flip:
-    """A row whose experts differ, and by how much the score of the one that was left out is less."""
-
-    layer: int
-    row: int
-    gap: float
-
-
-@contextmanager
-def routed(module: Any) -> Iterator[dict[int, Any]]:
-    """Collect by layer the scores [rows, experts] that a router chooses by while the module runs."""
-    scores: dict[int, Any] = {}
-
-    def note(layer: int, router: Any, hidden: torch.Tensor) -> None:
-        weight = router.weight if isinstance(router.weight, torch.Tensor) else router.weight.weight
-        logits = hidden.flatten(0, -2).float() @ weight.float().T
-        named = {**dict(router.named_parameters()), **dict(router.named_buffers())}
-        for name, bias in named.items():
-            if name.endswith("e_score_correction_bias"):  # which chooses beside the probabilities
-                is_softmax = "Ernie" in type(router).__name__
-                logits = (logits.softmax(-1) if is_softmax else logits.sigmoid()) + bias.flatten()
-            elif name.endswith("bias"):
-                logits = logits + bias
-        scores[layer] = logits
-
-    hooks = [
-        router.register_forward_pre_hook(lambda _, args, layer=layer, router=router: note(layer, router, args[0]))
-        for layer, router in routers_of(module)
-    ]
-    try:
-        yield scores
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def find_flips(theirs: dict[int, torch.Tensor], ours: dict[int, torch.Tensor], chosen: int = 2) -> list[Flip]:
-    """The flips that no flip of an earlier layer can have caused, which reaches its own and later rows."""
-    flips = list[Flip]()
-    for layer, scores in theirs.items():
-        if len(ours[layer]) != len(scores):
-            continue  # of the last layer one row is computed
-        best, own = (part.topk(chosen, -1).indices.sort(-1).values for part in (scores, ours[layer]))
-        end = first_reached(flips, layer, len(scores))
-        for row in (best != own).any(-1)[:end].nonzero().flatten().tolist():
-            left = set(own[row].tolist()) - set(best[row].tolist())
-            flips.append(Flip(layer, row, float(scores[row][best[row]].min() - scores[row][list(left)].max())))
-    return flips
-
-
-def first_reached(flips: list[Flip], layer: int, num_rows: int) -> int:
-    """The first row of a layer that a flip before it can have reached."""
-    return min((flip.row for flip in flips if flip.layer < layer), default=num_rows)
-
-
-def compare_rows_without_flips(linked: Linked, dense: reference.Dense, flips: list[Flip]) -> float:
-    """The largest difference of K and V of all rows that no flip can have reached: not those at or after its row."""
-    apart = 0.0
-    for layer, (key, value) in enumerate(dense.kv):
-        end = first_reached(flips, layer, key.shape[-2])
-        pairs = ((linked.image.key(layer), key), (linked.image.value(layer), value))
-        apart = max(apart, *(max_apart(a[..., :end, :], b[..., :end, :]) for a, b in pairs))
-    return apart
-
-
-def max_apart(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a - b).abs().max()) if a.numel() else 0.0
-
-
-def full_with_routing(one: Subject, store: Store) -> tuple[Linked, reference.Dense, list[Flip]]:
-    module = one.reference
-    with routed(one.model.module) as ours:
-        linked = run(one, store, make_policy("full", {}), make_chunks(LENGTHS))
-    with routed(module) as theirs:
-        dense = reference.full(module, sum(parts_of(linked), []))
-    assert theirs.keys() == ours.keys() and theirs
-    return linked, dense, find_flips(theirs, ours)
 
 
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_experts_are_chosen_alike_but_at_near_ties(name: str, store: Store) -> None:
-    """Experts are chosen by a top-k: where a row's choice differs, the gap is reported, and it is a tie's.
+    one, module = subject(name), subject(name).reference
+    with routed(one.model.module) as ours:
+        linked = run(one, store, make_policy("full", {}), make_chunks(LENGTHS))
+    with routed(module) as theirs:
+        reference.full(module, sum(parts_of(linked), []))
+    assert theirs.keys() == ours.keys() and theirs
+    flips = find_flips(theirs, ours, torch.from_numpy(linked.rows))
+    assert all(flip.gap < NEAR for flip in flips), f"choices differ at {flips}"
 
-    No tolerance is widened for such rows: all others are compared as they are.
-    """
-    linked, dense, flips = full_with_routing(subject(name), store)
-    assert all(flip.gap < 1e-5 for flip in flips), f"choices differ at {flips}"
-    assert compare_rows_without_flips(linked, dense, flips) <= EXACT
 
-
+@pytest.mark.parametrize(("policy", "fields"), [("full", {}), ("cacheblend", {"ratio": 1})])
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "deepseek_v3"])
-def test_a_flip_at_a_tie_is_reported_and_its_rows_are_not_compared(name: str, store: Store) -> None:
+def test_a_flip_at_a_tie_is_reported_and_its_rows_are_not_compared(
+    name: str, policy: str, fields: dict[str, Any], store: Store
+) -> None:
     """Two experts that tie in all rows: a last bit in our scores chooses the other one, and numbers differ."""
     module = copy.deepcopy(tiny.random_module(tiny.CONFIGS[name]()))
     layer, router = routers_of(module)[0]
@@ -313,10 +227,17 @@ def test_a_flip_at_a_tie_is_reported_and_its_rows_are_not_compared(name: str, st
     with torch.no_grad():
         routers_of(theirs)[0][1].weight[1].mul_(1 + 1e-6)
     one = Subject(wrap_model(module, tiny.tokenizer(), name), theirs)
-    linked, dense, flips = full_with_routing(one, store)
-    assert {flip.layer for flip in flips} == {layer} and all(flip.gap < 1e-4 for flip in flips)
-    assert max_difference(linked, dense) > EXACT
-    assert compare_rows_without_flips(linked, dense, flips) <= EXACT
+
+    def link() -> Linked:
+        return run(one, store, make_policy(policy, fields), make_chunks(LENGTHS))
+
+    linked = link()
+    assert max_difference(linked, reference.full(theirs, sum(parts_of(linked), []))) > EXACT
+    with pytest.warns(UserWarning, match="experts flip at near ties, rows after them are not compared: .*gap="):
+        apart, flips = difference_but_at_ties(one, link, near=1e-4)
+    assert apart <= EXACT and {flip.layer for flip in flips} == {layer}
+    with pytest.raises(AssertionError, match="choices differ at"):
+        difference_but_at_ties(one, link, near=0.0)
 
 
 def test_of_a_wrapper_the_language_model_is_loaded(tmp_path: Path, store: Store) -> None:
@@ -339,7 +260,7 @@ def test_a_wrapper_around_an_unsupported_language_model_is_refused(tmp_path: Pat
         require_supported(config, "a model")
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v4", "never_heard_of"])
+@pytest.mark.parametrize("kind", ["deepseek_v4", "gemma3n", "gemma4", "never_heard_of"])
 def test_a_directory_is_refused_by_its_type_before_anything_else_is_read(kind: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": "wrong"}))
     why = f": {REFUSED[kind]}" if kind in REFUSED else ""

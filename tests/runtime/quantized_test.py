@@ -11,12 +11,14 @@ import pytest
 import reference
 import tiny
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from subjects import LENGTHS, Subject, make_chunks, max_difference, parts_of, run
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM, TorchAoConfig
 
 from pictool.errors import ModelError
 from pictool.linker.policies import make_policy
+from pictool.runtime import quantized
 from pictool.runtime.model import load_model
 from pictool.store.store import Store
 
@@ -89,7 +91,7 @@ def test_the_fingerprint_covers_quantized_weights_and_their_configuration(
     assert len({first, other, load_model(str(directory)).fingerprint}) == 3
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "modelopt", "torchao", None])
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "modelopt", None])
 def test_other_quantizations_are_refused_by_name_before_weights_are_read(method: str | None, tmp_path: Path) -> None:
     directory = tiny.save_model(tmp_path / "model", tiny.CONFIGS["llama"]())
     set_quantization(directory, quant_method=method)
@@ -97,6 +99,16 @@ def test_other_quantizations_are_refused_by_name_before_weights_are_read(method:
     with pytest.raises(
         ModelError, match=f"weights quantized by '{method}' are not supported .*use the model in bfloat16"
     ):
+        load_model(str(directory))
+
+
+@pytest.mark.parametrize("kind", [{"default": {"_type": "Int4WeightOnlyConfig"}}, "int4_weight_only", None])
+def test_other_kinds_of_torchao_are_refused_by_name_before_weights_are_read(kind: Any, tmp_path: Path) -> None:
+    directory = tiny.save_model(tmp_path / "model", tiny.CONFIGS["llama"]())
+    set_quantization(directory, quant_method="torchao", quant_type=kind)
+    (directory / "model.safetensors").unlink()
+    named = kind["default"]["_type"] if isinstance(kind, dict) else kind
+    with pytest.raises(ModelError, match=f"torchao's {named!r} are not supported .*use the model in bfloat16"):
         load_model(str(directory))
 
 
@@ -141,11 +153,15 @@ def test_compressed_tensors_are_dequantized(bits: int, tmp_path: Path) -> None:
         assert torch.equal(loaded[name], weight) is not is_linear
 
 
+@pytest.mark.parametrize("scheme", ["dynamic", "static"])
 @pytest.mark.parametrize("strategy", ["channel", "tensor"])
 def test_fp8_of_weights_and_activations_is_dequantized_to_the_numbers_that_its_codes_stand_for(
-    strategy: str, tmp_path: Path
+    strategy: str, scheme: str, tmp_path: Path
 ) -> None:
-    """W8A8 as llm-compressor writes it for vLLM: one scale per output channel, or of a whole weight."""
+    """W8A8 as llm-compressor writes it for vLLM: one scale per output channel, or of a whole weight.
+
+    Static schemes have a scale of the activations beside each weight, of which nothing is kept.
+    """
     pytest.importorskip("compressed_tensors")
     directory = tiny.save_model(tmp_path / "model", tiny.CONFIGS["llama"]())
     weights, decoded = load_file(directory / "model.safetensors"), dict[str, torch.Tensor]()
@@ -157,7 +173,11 @@ def test_fp8_of_weights_and_activations_is_dequantized_to_the_numbers_that_its_c
         decoded[name] = weights[name].float() * scale
     save_file(weights, directory / "model.safetensors", {"format": "pt"})
     kind = {"num_bits": 8, "type": "float", "symmetric": True}
-    activations = {**kind, "strategy": "token" if strategy == "channel" else "tensor", "dynamic": True}
+    if is_static := scheme == "static":
+        weights |= {f"{name.removesuffix('weight')}input_scale": torch.tensor([0.02]) for name in decoded}
+        save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    of_activations = "tensor" if is_static or strategy == "tensor" else "token"
+    activations = {**kind, "strategy": of_activations, "dynamic": not is_static}
     group = {"targets": ["Linear"], "weights": {**kind, "strategy": strategy}, "input_activations": activations}
     set_quantization(
         directory, quant_method="compressed-tensors", format="float-quantized", config_groups={"group_0": group},
@@ -181,3 +201,60 @@ def test_fp8_of_blocks_is_dequantized_to_the_numbers_that_its_codes_stand_for(tm
     set_quantization(directory, quant_method="fp8", activation_scheme="dynamic", weight_block_size=[128, 128])
     loaded = load_model(str(directory), "cpu", "float32").module.state_dict()
     assert decoded and all(torch.equal(loaded[name], numbers) for name, numbers in decoded.items())
+
+
+def save_torchao(tmp_path: Path, kind: str, **fields: Any) -> Path:
+    """A tiny model that torchao quantized, as `transformers` writes it."""
+    quantization = pytest.importorskip("torchao.quantization")
+    plain, directory = tiny.save_model(tmp_path / "plain", tiny.CONFIGS["llama"]()), tmp_path / "model"
+    settings = TorchAoConfig(getattr(quantization, kind)(**fields))
+    module = AutoModelForCausalLM.from_pretrained(plain, quantization_config=settings, dtype=torch.float32)
+    module.save_pretrained(directory)
+    tiny.tokenizer().save_pretrained(directory)
+    return directory
+
+
+def decoded_torchao(path: Path) -> dict[str, torch.Tensor]:
+    """What the codes of torchao's safetensors stand for: (code - zero point) * scale, each of a part of a row."""
+    stored, decoded = load_file(path), dict[str, torch.Tensor]()
+    for name in [name for name in stored if name.endswith("_weight_qdata")]:
+        base = name.removesuffix("qdata")
+        codes, scale = stored[name].float(), stored[f"{base}scale"].float()
+        shift = stored.get(f"{base}zero_point", torch.zeros(1)).float()
+        spread = [
+            part.repeat_interleave(codes.shape[1] // part.shape[1], 1) if part.ndim == 2 else part
+            for part in (shift, scale)
+        ]
+        decoded[name.replace("_weight_qdata", "weight")] = (codes - spread[0]) * spread[1]
+    return decoded
+
+
+@pytest.mark.parametrize("kind", quantized._OF_TORCHAO)
+def test_torchao_is_dequantized_to_the_numbers_that_its_codes_stand_for(
+    kind: str, tmp_path: Path, store: Store
+) -> None:
+    """And our forward is `transformers`' own over torchao's tensors, where these quantize no activations."""
+    quantization = pytest.importorskip("torchao.quantization")
+    fields = {"weight_granularity": quantization.PerGroup(16)} if kind.startswith("Int8DynamicActivationIntx") else {}
+    directory = save_torchao(tmp_path, kind, **fields)
+    model, numbers = load_model(str(directory), "cpu", "float32"), decoded_torchao(directory / "model.safetensors")
+    weights = model.module.state_dict()
+    assert len(numbers) == 21 and all(type(weight) is torch.Tensor for weight in weights.values())
+    for name, wanted in numbers.items():
+        torch.testing.assert_close(weights[name], wanted, rtol=1e-6, atol=1e-7)
+    if "Dynamic" not in kind:
+        one = Subject(model, AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32))
+        linked = run(one, store, make_policy("full", {}), make_chunks(LENGTHS))
+        assert max_difference(linked, reference.full(one.pristine, sum(parts_of(linked), []))) <= 1e-4
+
+
+def test_the_fingerprint_covers_how_torchao_codes_are_read(tmp_path: Path) -> None:
+    """It is in the metadata of the file: the same codes are other weights if it says so."""
+    directory = save_torchao(tmp_path, "Int8WeightOnlyConfig")
+    first, file = load_model(str(directory)).fingerprint, directory / "model.safetensors"
+    with safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    changed = {name: text.replace("float32", "bfloat16") for name, text in metadata.items()}
+    assert changed != metadata
+    save_file(load_file(file), file, changed)
+    assert load_model(str(directory)).fingerprint != first

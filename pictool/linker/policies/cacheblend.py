@@ -29,7 +29,8 @@ class CacheBlend(Policy):
 
     Fields:
         ratio: r, the mean share of context rows that go through attention and FFN from the first checked layer on.
-        on: what is compared: ``v`` (as in the authors' code), ``k``, or ``kv`` (the sum).
+        on: what is compared: ``v`` (as in the authors' code), ``k``, or ``kv`` (the sum); of latent attention ``v`` is
+            the latent, ``k`` the rotated key.
         filter: ``gradual`` checks every layer from 1 on (§4.3, fig. 9); ``single`` checks layer 1 (the authors' code).
         layers: the checked layers instead of those of `filter`, as ``1,2,8``.
         schedule: how far the first r_l is above r, and the last one below, as a share of r; linear between.

@@ -167,11 +167,11 @@ class Image:
     def deviation(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Squared L2 over KV heads and dims between K, V of `rows` and what the image holds there; float32 [rows].
 
-        Of latent attention K is the latent, and V the rotated key.
+        Of latent attention K is the rotated key, and V the latent.
         """
         pairs = ((key, self._keys[layer]), (value, self._values[layer]))
         k, v = ((fresh.float() - old[:, :, rows.positions].float()).square().sum((0, 1, 3)) for fresh, old in pairs)
-        return k, v
+        return self.stack.by_rotation(k, v)
 
     def write(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> None:
         """Copy rotated `key` and `value` [1, kv_heads, rows, head_dim] to the positions of `rows`."""
