@@ -9,6 +9,7 @@ CLIENTS ?= .venv-clients
 AIDER  ?= .venv-aider
 CLIENT_PINS ?= constraints-clients.txt
 LLAMACPP ?= .venv-llamacpp
+TORCHAO := $(VENV)/torchao
 
 LOCKING := .venv-lock
 
@@ -26,7 +27,7 @@ INSTALL_CLIENTS = $(CLIENTS)/bin/python -m pip install --quiet --no-deps --requi
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: demo test test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents fuzz fuzz-vllm faults check lock model zoo fixtures reference bench evidence soak gpu gpu-wheels fresh wheel licences clean
+.PHONY: demo test test-torchao test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents fuzz fuzz-vllm faults check lock model zoo fixtures reference bench evidence soak gpu gpu-wheels fresh wheel licences clean
 
 demo: $(DEMO)
 	$(BIN)/python examples/demo.py
@@ -37,6 +38,13 @@ test: check
 # A Ray cluster of several nodes on this machine. All of its tests must run; none may be skipped.
 test-ray: $(READY)
 	timeout --verbose 900 $(BIN)/python -m pytest tests/on_ray --require-all
+
+# Weights that torchao quantized. It has a folder of its own, since transformers imports it for every model where it is.
+test-torchao: $(READY)
+	test -d $(TORCHAO) || $(INSTALL) --constraint constraints-torchao.txt --no-deps --target $(TORCHAO) torchao
+	PYTHONPATH=$(TORCHAO) $(BIN)/python -m pytest --require-all \
+		tests/runtime/quantized_test.py::test_torchao_is_dequantized_to_the_numbers_that_its_codes_stand_for \
+		tests/runtime/quantized_test.py::test_the_fingerprint_covers_how_torchao_codes_are_read
 
 # Without a GPU: vLLM's CPU build in an environment of its own. All of its tests must run; none may be skipped.
 test-vllm: $(VLLM)/.ready

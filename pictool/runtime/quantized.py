@@ -58,7 +58,8 @@ def require_loadable(config: PretrainedConfig, name: str) -> None:
         )
     package = _PACKAGES[method]
     if package is not None and find_spec(package) is None:
-        raise ModelError(f"{name}: weights quantized by {method} need more packages; pip install 'pictool[quantized]'")
+        extra = "torchao" if method == "torchao" else "quantized"
+        raise ModelError(f"{name}: weights quantized by {method} need more packages; pip install 'pictool[{extra}]'")
 
 
 def _torchao_kind(config: PretrainedConfig) -> object:
