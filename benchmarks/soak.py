@@ -301,7 +301,7 @@ def serving(root: Path) -> Iterator[tuple[psutil.Process, str, Path]]:
         while not (found := re.search(r"http://[\d.]+:\d+", said.read_text())):
             assert process.poll() is None, said.read_text()
             time.sleep(0.2)
-        while httpx.get(f"{found[0]}/health").status_code != 200:
+        while httpx.get(f"{found[0]}/health", timeout=60).status_code != 200:
             time.sleep(0.2)
         yield psutil.Process(process.pid), found[0], said
     finally:

@@ -160,6 +160,18 @@ def test_a_round_that_may_not_fit_is_not_begun(tmp_path: Path, calls: Calls) -> 
     assert not read_record(EvidencePart("x", "X", 1, (("config",),)), tmp_path).rounds  # another command's
 
 
+def test_a_last_round_that_was_interrupted_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tune knows when it is interrupted counts until the same round has ended."""
+    interrupted = Round(("tune",), 1.0, 130, "stopped", {"questions": 1})
+    outcomes = iter([(interrupted, False), (Round(("tune",), 1.0, 0, "", {"questions": 2}), True)])
+    monkeypatch.setattr(parts, "run_pic", lambda *_: next(outcomes))
+    part = EvidencePart("x", "X", 1, (("tune",),))
+    first = run_part(part, read_record(part, tmp_path), tmp_path, 60, lambda _: None)
+    assert first.status is PartStatus.PARTIAL and first.result == {"questions": 1}
+    second = run_part(part, read_record(part, tmp_path), tmp_path, 60, lambda _: None)
+    assert second.status is PartStatus.DONE and second.result == {"questions": 2} and len(second.rounds) == 1
+
+
 def test_a_failed_part_says_why_and_is_measured_again(lacking: Callable[..., None], model: Path, calls: Calls) -> None:
     lacking("answers-1")
     good = Path("q.jsonl").read_text()
