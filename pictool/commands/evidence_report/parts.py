@@ -116,6 +116,8 @@ def run_part(
         number, left = len(ended), ends - time.monotonic()
         needed = GROWTH * ended[-1].seconds if ended else 0.0
         if left <= needed:
+            if record.seconds and not needed:
+                return record  # which says what an earlier run met
             why = f"round {number + 1} of {len(part.rounds)} may take {needed:.0f} s" if needed else "no time was left"
             return _write(replace(record, status=_short(record), why=why), folder)
         note(f"{part.title}: {number + 1} of {len(part.rounds)}, {left:.0f} s at most")
