@@ -267,9 +267,25 @@ async def sample(load: Load, process: psutil.Process, root: Path, every_s: float
             "files": process.num_fds(), "threads": process.num_threads(), "children": len(process.children()),
             "disk_mb": sum(sizes) / 1e6, "disk_files": len(sizes), "requests": seen,
             "p50_ms": 1e3 * statistics.median(recent), "p99_ms": 1e3 * recent[int(0.99 * (len(recent) - 1))],
+            **memory_kinds(process.pid),
         })  # fmt: skip
         print(json.dumps(samples[-1]), flush=True)
     return samples
+
+
+def memory_kinds(pid: int) -> dict[str, float]:
+    """MB that are resident: malloc's main heap, its arenas of other threads, Python's own arenas, files, the rest."""
+    kinds = dict.fromkeys(("heap_mb", "thread_arenas_mb", "python_mb", "mapped_files_mb", "other_mb"), 0.0)
+    text = Path(f"/proc/{pid}/smaps").read_text()
+    for low, high, name, kb in re.findall(r"(?m)^(\w+)-(\w+) \S+ \S+ \S+ \S+ *(.*)\n(?:[^R].*\n)*?Rss: +(\d+)", text):
+        start, size = int(low, 16), int(high, 16) - int(low, 16)
+        kind = "heap_mb" if name == "[heap]" else "mapped_files_mb" if name.startswith("/") else "other_mb"
+        if not name and start % (64 << 20) == 0:
+            kind = "thread_arenas_mb"
+        elif not name and size % (1 << 20) == 0:
+            kind = "python_mb"
+        kinds[kind] += int(kb) / 1e3
+    return kinds
 
 
 @contextmanager
@@ -301,7 +317,7 @@ def serving(root: Path) -> Iterator[tuple[psutil.Process, str, Path]]:
         while not (found := re.search(r"http://[\d.]+:\d+", said.read_text())):
             assert process.poll() is None, said.read_text()
             time.sleep(0.2)
-        while httpx.get(f"{found[0]}/health").status_code != 200:
+        while httpx.get(f"{found[0]}/health", timeout=60).status_code != 200:
             time.sleep(0.2)
         yield psutil.Process(process.pid), found[0], said
     finally:

@@ -1,10 +1,10 @@
 """The wheel and the sdist in empty environments: `python -m benchmarks.wheel` (`make wheel`).
 
 uv builds the sdist, and the wheel from it. The core alone (from the wheel, and from the sdist), and with each extra
-alone, is installed by pip and by uv without constraints: the newest that pyproject.toml allows. In each: every
-command's --help, a compile, a link, and one clear line for an extra that lacks.
+alone, is installed without constraints: the newest that pyproject.toml allows. In each: every command's --help, a
+compile, a link, what the extra is for, and one clear line for an extra that lacks.
 
-    python -m benchmarks.wheel --installers uv --extras core,serve --find-links DIR
+    python -m benchmarks.wheel --installers uv --extras core,serve --find-links DIR --out wheel.json
 
 It imports nothing but Python's own.
 """
@@ -12,32 +12,109 @@ It imports nothing but Python's own.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CORE, SDIST, OF_DEVELOPERS = "core", "sdist", ("clients", "test", "dev")
 EXTRAS = (CORE, SDIST, *(name for name in PROJECT["optional-dependencies"] if name not in OF_DEVELOPERS))
-INCLUDES = {"tui": ("plot",), "ray": ("serve",)}  # what else an extra brings
+INCLUDES = {"tui": ("plot",), "ray": ("serve",), "mcp": ("documents", "signed")}  # what else an extra brings
+LIMIT_S = 600.0  # of a command
 TEXT = "Gadwick holds the Vulry festival. It lies on the river Temmere.\n"
+QUERY = "Which festival does Gadwick hold?"
 # What ends with the line that names the extra, where it is not installed.
 NEEDS = {
     "eval": ["eval", "world", "-p", "prompts=2", "--algo", "naive", "-o", "results.jsonl"],
     "plot": ["inspect", "a.trace", "--plot", "picture.png"],
+    "documents": ["ask", ".", "-q", QUERY],
     "tui": ["tui"],
     "serve": ["serve", "--port", "0"],
-    "ray": ["compile", "a.txt", "--ray", "local", "--remote", "remote"],
+    "mcp": ["mcp", "."],
     "signed": ["store", "key", "new", "--force"],
+    "ray": ["compile", "a.txt", "--ray", "local", "--remote", "remote"],
 }
-RUN_WITH = ("eval", "plot", "signed")  # of these, what ends by itself
+# What it does where it is installed, if not the same command: Python that runs in the folder.
+WORKS = {
+    "tui": """
+import asyncio
+from pictool.commands.settings.settings import read_settings
+from pictool.commands.tui import open_app
+from pictool.commands.tui_process.job import WorkerJob
+async def show():
+    with WorkerJob(read_settings()) as job:
+        async with open_app((), read_settings(), job).run_test() as pilot:
+            await pilot.pause()
+asyncio.run(show())
+""",
+    "serve": """
+import json, re, subprocess, sys, time, urllib.request
+from pathlib import Path
+with open("said.txt", "wb") as said:
+    server = subprocess.Popen([sys.executable, "-m", "pictool", "serve", "--port", "0"], stdout=said, stderr=said)
+try:
+    while not (found := re.search(r"http://[0-9.]+:[0-9]+", Path("said.txt").read_text())):
+        assert server.poll() is None, Path("said.txt").read_text()
+        time.sleep(0.2)
+    body = json.dumps({"model": "embedded", "prompt": "Gadwick", "max_tokens": 2}).encode()
+    request = urllib.request.Request(found[0] + "/v1/completions", body, {"Content-Type": "application/json"})
+    while True:
+        try:
+            print(json.load(urllib.request.urlopen(request))["choices"][0]["text"])
+            break
+        except urllib.error.URLError as error:
+            assert server.poll() is None and getattr(error, "code", 503) == 503, error
+            time.sleep(0.2)
+finally:
+    server.terminate()
+    server.wait(60)
+""",
+    "otel": """
+import os
+os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:9"
+from pictool.serve.tracing import make_provider
+assert make_provider() is not None
+os._exit(0)
+""",
+    "quantized": "import accelerate, compressed_tensors",
+    "torchao": "import torchao",
+    "llamacpp": """
+from pictool.engines.llamacpp.engine import LlamaCppEngine
+LlamaCppEngine.require_installed()
+import llama_cpp
+print(llama_cpp.llama_print_system_info())
+""",
+    "structured": """
+from pictool.runtime.grammar import require_schema
+require_schema('{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}')
+""",
+}
+HELP = """
+import sys
+from pictool.commands import main
+from pictool.commands.app import COMMANDS
+for name in COMMANDS:
+    sys.argv = ["pic", name, "--help"]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, name
+"""
+INITIALIZE = {
+    "jsonrpc": "2.0", "id": 1, "method": "initialize",
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "wheel", "version": "1"}},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,41 +125,52 @@ class Environment:
     folder: Path
     extra: str
 
-    def pic(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [str(self.python.with_name("pic")), *arguments]
-        return subprocess.run(
-            command, cwd=self.folder, capture_output=True, text=True, stdin=subprocess.DEVNULL,
-            env=os.environ | {"HOME": str(self.folder), "XDG_CONFIG_HOME": str(self.folder)},
-        )  # fmt: skip
+    def run(self, *command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a program of the environment."""
+        home = {"HOME": str(self.folder), "XDG_CONFIG_HOME": str(self.folder)}
+        try:
+            return subprocess.run(
+                [str(self.python.with_name(command[0])), *command[1:]], cwd=self.folder, capture_output=True, text=True,
+                input=stdin, env=os.environ | home, timeout=LIMIT_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(command, 124, "", f"did not end in {LIMIT_S:.0f} s")
 
     def problems(self) -> Iterator[str]:
         """What is wrong in it."""
         (self.folder / "a.txt").write_text(TEXT, encoding="utf-8")
-        listed = "import pictool.commands.app as app; print(*app.COMMANDS)"
-        names = subprocess.run([str(self.python), "-P", "-c", listed], capture_output=True, text=True).stdout.split()
-        link = ["link", "a.txt", "-q", "Which festival does Gadwick hold?", "--trace", "a.trace"]
-        for command in (["--version"], *([name, "--help"] for name in names), ["compile", "a.txt"], link):
-            done = self.pic(*command)
-            if done.returncode or "Traceback" in done.stderr:
-                yield f"pic {' '.join(command)}: exit code {done.returncode}: {done.stderr[-300:]}"
-        for extra, command in NEEDS.items():
-            yield from self._problem_with(extra, command)
+        (self.folder / "b.html").write_text(f"<p>{TEXT}</p>", encoding="utf-8")
+        link = ["link", "a.txt", "-q", QUERY, "--trace", "a.trace"]
+        yield from self._failed("python", "-P", "-c", HELP)
+        for command in (["--version"], ["compile", "a.txt"], link):
+            yield from self._failed("pic", *command)
+        yield from self._feature()
+        for extra in NEEDS.keys() - {self.extra, *INCLUDES.get(self.extra, ())}:
+            done = self.run("pic", *NEEDS[extra])
+            last = (done.stderr.strip().splitlines() or [""])[-1]
+            says = last.startswith("pic: error:") and f"pip install 'pictool[{extra}]'" in last.replace('"', "'")
+            if done.returncode != 1 or not says or "Traceback" in done.stderr:
+                yield f"pic {' '.join(NEEDS[extra])}: does not name [{extra}]: exit code {done.returncode}: {last}"
 
-    def _problem_with(self, extra: str, command: Sequence[str]) -> Iterator[str]:
-        is_there = extra in (self.extra, *INCLUDES.get(self.extra, ()))
-        if is_there and extra not in RUN_WITH:
-            return
-        done = self.pic(*command)
-        last = done.stderr.strip().splitlines()[-1:] or [""]
-        if is_there and done.returncode:
-            yield f"pic {' '.join(command)}: exit code {done.returncode}: {last[0]}"
-        says = last[0].startswith("pic: error:") and f"pip install 'pictool[{extra}]'" in last[0].replace('"', "'")
-        if not is_there and (done.returncode != 1 or not says or "Traceback" in done.stderr):
-            yield f"pic {' '.join(command)}: does not name [{extra}]: exit code {done.returncode}: {last[0]}"
+    def _feature(self) -> Iterator[str]:
+        """What the extra is for."""
+        if self.extra == "mcp":
+            done = self.run("pic", *NEEDS["mcp"], stdin=json.dumps(INITIALIZE) + "\n")
+            if "serverInfo" not in done.stdout:
+                yield f"pic mcp: did not answer: {done.stdout[-200:]} {done.stderr[-300:]}"
+        elif self.extra in WORKS:
+            yield from self._failed("python", "-P", "-c", WORKS[self.extra])
+        elif self.extra in NEEDS:
+            yield from self._failed("pic", *NEEDS[self.extra])
+
+    def _failed(self, *command: str) -> Iterator[str]:
+        done = self.run(*command)
+        if done.returncode or "Traceback" in done.stderr:
+            yield f"{' '.join(command)[:120].strip()}: exit code {done.returncode}: {done.stderr[-300:]}"
 
 
-def install(installer: str, directory: Path, built: Path, extra: str, find_links: str | None) -> Path:
-    """Make an environment with the wheel, or the sdist, of a directory; returns its Python."""
+def install(installer: str, directory: Path, built: Path, extra: str, find_links: str | None) -> tuple[Path, str]:
+    """Make an environment with the wheel, or the sdist, of a directory: its Python, and why that failed."""
     venv.create(directory, with_pip=True)
     python = directory / "bin" / "python"
     (file,) = built.glob("pictool-*.tar.gz" if extra == SDIST else "pictool-*.whl")
@@ -91,8 +179,25 @@ def install(installer: str, directory: Path, built: Path, extra: str, find_links
     program = [str(python), "-m", "pip", "install", "--quiet"]
     if installer == "uv":
         program = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(python)]
-    subprocess.run([*program, *more, named], check=True)
-    return python
+    done = subprocess.run([*program, *more, named], stderr=subprocess.PIPE, text=True)
+    return python, done.stderr[-300:] if done.returncode else ""
+
+
+def check(installer: str, extra: str, built: Path, scratch: str, find_links: str | None) -> dict[str, Any]:
+    """Install one, and try it: what is wrong, the versions, and the seconds that both took."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=scratch) as place:
+        (folder := Path(place, "work")).mkdir()
+        python, failed = install(installer, Path(place, "venv"), built, extra, find_links)
+        installed = time.monotonic()
+        environment = Environment(python, folder, extra)
+        problems = [f"cannot be installed: {failed}"] if failed else list(environment.problems())
+        version = [] if failed else environment.run("pic", "--version").stdout.splitlines()
+    print(f"{installer}, {extra}: {len(problems) or 'no'} problems", *problems, sep="\n  ", flush=True)
+    return {
+        "installer": installer, "extra": extra, "problems": problems, "version": version,
+        "install_s": round(installed - started), "tests_s": round(time.monotonic() - installed),
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -100,19 +205,25 @@ def main() -> None:
     parser.add_argument("--installers", default="pip,uv", help="with commas (default: %(default)s)")
     parser.add_argument("--extras", default=",".join(EXTRAS), help="with commas (default: %(default)s)")
     parser.add_argument("--find-links", help="wheels that installers may take")
+    parser.add_argument("--out", type=Path, help="results file, which keeps the rows of other extras and installers")
     options = parser.parse_args()
+    rows = dict[str, Any]()
+    if options.out is not None and options.out.exists():
+        rows = {f"{row['installer']} {row['extra']}": row for row in json.loads(options.out.read_text())["results"]}
     num_bad = 0
     with tempfile.TemporaryDirectory() as scratch:
         built = Path(scratch, "built")
         subprocess.run([sys.executable, "-m", "uv", "build", "--quiet", "--out-dir", str(built), str(ROOT)], check=True)
         for installer in options.installers.split(","):
             for extra in options.extras.split(","):
-                with tempfile.TemporaryDirectory(dir=scratch) as place:
-                    (folder := Path(place, "work")).mkdir()
-                    python = install(installer, Path(place, "venv"), built, extra, options.find_links)
-                    found = list(Environment(python, folder, extra).problems())
-                num_bad += len(found)
-                print(f"{installer}, {extra}: {len(found) or 'no'} problems", *found, sep="\n  ", flush=True)
+                row = check(installer, extra, built, scratch, options.find_links)
+                rows[f"{installer} {extra}"] = row
+                num_bad += len(row["problems"])
+                if options.out is not None:
+                    told = {"python": platform.python_version(), "system": platform.platform()}
+                    command = " ".join(["python -m benchmarks.wheel", *sys.argv[1:]])
+                    results = {"command": command, **told, "results": list(rows.values())}
+                    options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     sys.exit(1 if num_bad else 0)
 
 

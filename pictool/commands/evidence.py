@@ -165,17 +165,19 @@ def make_report(records: Sequence[PartRecord], minutes: float) -> dict[str, Any]
     doctor, model = records[0].result or {"is_good": False, "verdicts": []}, model_facts(records[0])
     machine = [verdict["values"] for verdict in doctor["verdicts"] if verdict["check"] == "versions"]
     parts = [asdict(record) for record in records]
-    fingerprints = {model.get("fingerprint")}
+    heads = list[dict[str, Any]]()  # of the parts' results: the model and the machine, which doctor may not have told
     for each in (each for part in parts for each in part["rounds"]):
         each["result"] = with_header(each["result"])
-        fingerprints.add(each["result"].get("header", each["result"]).get("model", {}).get("fingerprint"))
-    if len(fingerprints - {None}) > 1:
+        heads.append(each["result"].get("header", each["result"]))
+    models, machines = ([head[name] for head in heads if head.get(name)] for name in ("model", "machine"))
+    model, machine = model or next(iter(models), {}), [*machine, *machines, {}]
+    if len({each.get("fingerprint") for each in (model, *models)} - {None}) > 1:
         raise InputError("the parts are of different weights; name another directory with -o")
     return {
         "format": FORMAT, "version": VERSION, "written": time.strftime("%Y-%m-%d", time.gmtime()),
         "is_good": doctor["is_good"] and all(record.status is not PartStatus.FAILED for record in records),
         "minutes": minutes, "seconds": sum(record.seconds for record in records),
-        "machine": machine[0] if machine else {}, "model": model, "parts": parts,
+        "machine": machine[0], "model": model, "parts": parts,
     }  # fmt: skip
 
 

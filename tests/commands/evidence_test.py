@@ -19,7 +19,15 @@ import pytest
 from commands.run import Outcome, pic, write
 from pictool.commands import evidence
 from pictool.commands.evidence_report import parts
-from pictool.commands.evidence_report.parts import EvidencePart, PartStatus, Round, read_record, run_part, run_pic
+from pictool.commands.evidence_report.parts import (
+    EvidencePart,
+    PartRecord,
+    PartStatus,
+    Round,
+    read_record,
+    run_part,
+    run_pic,
+)  # fmt: skip
 from pictool.doctor import surroundings
 
 PARTS = ["doctor", "bench-sync", "bench-breakdown", "tune", "answers-1"]
@@ -158,6 +166,26 @@ def test_a_round_that_may_not_fit_is_not_begun(tmp_path: Path, calls: Calls) -> 
     assert record.why == "round 2 of 2 may take 1 s"
     assert read_record(part, tmp_path) == record
     assert not read_record(EvidencePart("x", "X", 1, (("config",),)), tmp_path).rounds  # another command's
+
+
+def test_another_part_than_doctor_tells_the_model_and_the_machine() -> None:
+    told = {"model": {"fingerprint": "x"}, "machine": {"cpu": "y"}}
+    doctor = PartRecord("doctor", "Exactness", PartStatus.LEFT_OUT, "round 1 did not end in 9 s", 9.0, ())
+    bench = PartRecord("bench", "Speed", PartStatus.DONE, "", 1.0, (Round(("bench",), 1.0, 0, "", told),))
+    report = evidence.make_report([doctor, bench], 1.0)
+    assert report["model"] == told["model"] and report["machine"] == told["machine"] and not report["is_good"]
+
+
+def test_a_last_round_that_was_interrupted_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tune knows when it is interrupted counts until the same round has ended."""
+    interrupted = Round(("tune",), 1.0, 130, "stopped", {"questions": 1})
+    outcomes = iter([(interrupted, False), (Round(("tune",), 1.0, 0, "", {"questions": 2}), True)])
+    monkeypatch.setattr(parts, "run_pic", lambda *_: next(outcomes))
+    part = EvidencePart("x", "X", 1, (("tune",),))
+    first = run_part(part, read_record(part, tmp_path), tmp_path, 60, lambda _: None)
+    assert first.status is PartStatus.PARTIAL and first.result == {"questions": 1}
+    second = run_part(part, read_record(part, tmp_path), tmp_path, 60, lambda _: None)
+    assert second.status is PartStatus.DONE and second.result == {"questions": 2} and len(second.rounds) == 1
 
 
 def test_a_failed_part_says_why_and_is_measured_again(lacking: Callable[..., None], model: Path, calls: Calls) -> None:

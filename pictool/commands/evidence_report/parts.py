@@ -112,9 +112,12 @@ def run_part(
     """Run the rounds that a record lacks, for so many seconds at most, and `GRACE_S`; writes the part's file."""
     ends, before = time.monotonic() + limit_s, record.seconds
     while record.status is not PartStatus.DONE:
-        number, left = len(record.rounds), ends - time.monotonic()
-        needed = GROWTH * record.rounds[-1].seconds if record.rounds else 0.0
+        ended = tuple(each for each in record.rounds if each.code in (0, 1))  # an interrupted one is run again
+        number, left = len(ended), ends - time.monotonic()
+        needed = GROWTH * ended[-1].seconds if ended else 0.0
         if left <= needed:
+            if record.seconds and not needed:
+                return record  # which says what an earlier run met
             why = f"round {number + 1} of {len(part.rounds)} may take {needed:.0f} s" if needed else "no time was left"
             return _write(replace(record, status=_short(record), why=why), folder)
         note(f"{part.title}: {number + 1} of {len(part.rounds)}, {left:.0f} s at most")
@@ -122,7 +125,7 @@ def run_part(
         seconds = before + limit_s - (ends - time.monotonic())
         has_result = done.result is not None
         if has_result:
-            record = replace(record, rounds=(*record.rounds, done))
+            record = replace(record, rounds=(*ended, done))
         is_last = len(record.rounds) == len(part.rounds)
         if not in_time:
             status, why = _short(record), f"round {number + 1} did not end in {left:.0f} s"
