@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, trainers
 from estimate.references import prefixes, repeated
 from pictool.estimate.hashing import Rolling
 from pictool.estimate.lru import LruCaches
-from pictool.estimate.measure import Measure, seed_of
+from pictool.estimate.measure import Measure
 from pictool.estimate.segments import LoggedPrompt, Segment, TokenScale, split_text
 
 MIN_TOKENS = 8
@@ -45,7 +45,7 @@ def random_prompts(draw: random.Random) -> list[LoggedPrompt]:
     ]
 
 
-def blocks_of(segment: Segment, tenant: str) -> list[tuple[bytes, bytes]]:
+def blocks_of(segment: Segment) -> list[tuple[bytes, bytes]]:
     """The blocks of a message, each with the part that it is in."""
     assert isinstance(segment.content, str)
     is_whole = segment.is_marked or segment.kind == "assistant"
@@ -53,8 +53,8 @@ def blocks_of(segment: Segment, tenant: str) -> list[tuple[bytes, bytes]]:
     found = []
     for part in parts:
         data, at = part.encode(), 0
-        rolling = Rolling(np.frombuffer(data, dtype=np.uint8), seed_of(tenant))
-        for end in SCALE.cut(rolling, [0, len(data)]).tolist():
+        rolling = Rolling(np.frombuffer(data, dtype=np.uint8))
+        for end in SCALE.cut(rolling, np.asarray([0]), np.asarray([len(data)])).tolist():
             found.append((data[at:end], data))
             at = end
     return found
@@ -65,7 +65,7 @@ def linked(prompts: Sequence[LoggedPrompt], starts: Sequence[int]) -> list[int]:
     counts, known = [], set[bytes]()
     for prompt, start in zip(prompts, starts, strict=True):
         at = count = 0
-        blocks = [block for segment in prompt.segments for block in blocks_of(segment, prompt.tenant)]
+        blocks = [block for segment in prompt.segments for block in blocks_of(segment)]
         for block, part in blocks:
             is_known = any(len(text) >= SCALE.window and text in known for text in (block, part))
             count += max(0, at + len(block) - max(start, at)) if is_known else 0
@@ -86,6 +86,7 @@ def test_prefix_linkable_and_at_most_are_those_of_their_definitions(part: int) -
         measure = Measure(MIN_TOKENS)
         for prompt in prompts:
             measure.add(prompt)
+        measure.finish()
         found = np.asarray(measure.series).reshape(-1, 5)[:, 1:] * 4
         for tenant in {prompt.tenant for prompt in prompts}:
             own = [i for i, prompt in enumerate(prompts) if prompt.tenant == tenant]
