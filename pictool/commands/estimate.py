@@ -394,13 +394,16 @@ def run_replay(
 
     assert options.replay is not None and model is not None
     server = ReplayServer(options.replay, settings.server_key)
-    rows: list[dict[str, Any]] = []
+    rows, num_within = list[dict[str, Any]](), 0
     for compared in replay(server, prompts, model.encode, options.sample):
         rows.append(vars(compared))
         if not options.as_json:
-            print(f"request {compared.number:<6}{compared.predicted:>10,d} predicted{compared.reported:>10,d} reported")
+            edges = f"  {compared.edges:,d} at edges" if compared.edges else ""
+            numbers = f"{compared.predicted:>9,d} predicted{compared.reported:>9,d} reported"
+            print(f"request {compared.number:<6}{numbers}{edges}")
+        num_within += compared.is_as_predicted
     same = sum(row["predicted"] == row["reported"] for row in rows)
     if options.as_json:
-        print_json({"requests": rows, "equal": same})
+        print_json({"requests": rows, "equal": same, "within_edges": num_within})
     else:
-        print(f"{same} of {count(len(rows), 'request')}: the same to the token")
+        print(f"{same} of {count(len(rows), 'request')}: the same to the token; {num_within} within the edges")
