@@ -313,12 +313,13 @@ def print_groups(report: Report) -> None:
     if len(totals.hours) > 1:
         groups.append(("hour UTC", [(f"{hour:02d}", totals.hours[hour]) for hour in sorted(totals.hours)]))
     for name, entries in groups:
-        print(f"\n{name:<19}{'tokens':>15}  {'prefix':>7}  {'linkable':>8}  {'new':>7}")
+        print(f"\n{name:<19}{'tokens':>15}  {'prefix':>7}  {'linkable':>8}  {'at most':>7}  {'new':>7}")
         for label, tokens in entries:
-            new = tokens.total - tokens.prefix - tokens.linked
+            parts = (tokens.prefix, tokens.linked, tokens.most, tokens.total - tokens.prefix - tokens.linked)
+            prefix, linked, most, new = (percent(part, tokens.total) for part in parts)
+            most = most if report.measure.most_is_known else "-"
             print(
-                f"{visible(label or '-')[:18]:<19}{tokens.total:>15,.0f}  {percent(tokens.prefix, tokens.total):>7}  "
-                f"{percent(tokens.linked, tokens.total):>8}  {percent(new, tokens.total):>7}"
+                f"{visible(label or '-')[:18]:<19}{tokens.total:>15,.0f}  {prefix:>7}  {linked:>8}  {most:>7}  {new:>7}"
             )
 
 

@@ -19,7 +19,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _BASE = 0xD1342543DE82EF95  # odd, so that it has an inverse modulo 2^64
 _INVERSE = pow(_BASE, -1, 1 << 64)
-_LEAST, _MANY = 1 << 16, 1 << 22  # slots; hashes from which on a table is denser
+_LEAST, _MANY = 1 << 16, 1 << 22  # slots; hashes from which on a table is denser, and which are placed together
 
 
 def mixed(values: Hashes) -> Hashes:
@@ -213,7 +213,8 @@ class HashIndex:
             self._bits = (4 * count if count < _MANY else 2 * count).bit_length()
             self._slots = np.zeros(0, dtype=np.int32)  # before the larger one is made
             self._slots = np.full(1 << self._bits, -1, dtype=np.int32)
-            self._place(self._hashes[: self.count], 0)
+            for at in range(0, self.count, _MANY):  # in parts, as each takes four times its memory
+                self._place(self._hashes[at : min(at + _MANY, self.count)], at)
 
 
 def spread(starts: Indices, ends: Indices) -> tuple[Indices, Indices]:

@@ -10,7 +10,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -86,11 +86,14 @@ class ReplayServer:
         model = self.model()
         for text in texts:
             self._request("/v1/caches", {"model": model, "text": text, "ttl": _TTL_S})
+        if not texts:
+            return
         end = time.monotonic() + _RECOGNISED_S
-        body = {"model": model, "prompt": f"{texts[-1]}\n\n?"} if texts else {}
-        while texts and not self.answer(body, True)["pic"]["chunks"]:
+        for number in count(1):  # no prompt begins like an earlier one, of which the server would reuse all
+            if self.answer({"model": model, "prompt": f"{number}\n\n{texts[-1]}\n\n?"}, True)["pic"]["chunks"]:
+                return
             if time.monotonic() > end:
-                raise InputError(f"{self.shown}: recognises no document that it compiled {_RECOGNISED_S} seconds ago")
+                raise InputError(f"{self.shown}: recognises no document that it compiled {_RECOGNISED_S:g} seconds ago")
             time.sleep(_PAUSE_S)
 
     def _request(self, path: str, body: Mapping[str, Any] | None) -> Any:
@@ -132,7 +135,7 @@ def replay(
     if not sampled:
         raise InputError("--replay: no request of this log has documents")
     uses = Counter(text for prompt in sampled for text in set(documents_of(prompt)) if not is_marked(prompt))
-    pasted = [text for text, count in uses.items() if count > 1 and len(tokenize(text)) >= MIN_PASTED]
+    pasted = [text for text, number in uses.items() if number > 1 and len(tokenize(text)) >= MIN_PASTED]
     server.compile(pasted)
     model, known = server.model(), set[str]()
     for number, prompt in enumerate(sampled, 1):
