@@ -84,7 +84,10 @@ class EstimateOptions:
         option(
             "--replay",
             "URL",
-            ("Send requests to a running pic serve with the model of -m; compare its reports with the prediction."),
+            (
+                "Send requests to a running pic serve with the model of -m; compare its reports with the prediction. "
+                "Pasted documents that repeat are compiled first."
+            ),
         ),
     ] = None
     sample: Annotated[int, option("--sample", "N", "Requests that --replay sends.", min=1)] = 20
