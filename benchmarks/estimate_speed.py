@@ -70,23 +70,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--documents", type=int, default=20_000)
+    parser.add_argument("--kinds", nargs="+", choices=("chats", "prompts"), default=["chats", "prompts"])
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     results: dict[str, Any] = {"documents": options.documents, "runs": {}}
     with tempfile.TemporaryDirectory() as directory:
-        for name, is_prompt in (("chats", False), ("prompts", True)):
+        for name in options.kinds:
             path = Path(directory) / f"{name}.jsonl.zst"
             with path.open("wb") as file, zstandard.ZstdCompressor().stream_writer(file) as packed:
-                for record in records(options.requests, is_prompt, options.documents):
+                for record in records(options.requests, name == "prompts", options.documents):
                     packed.write(record)
             count = run([sys.executable, "-c", _WC, str(path)])
             done = {"estimate": measure(path, []), "zstdcat | wc": count}
             done["ratio"] = round(done["estimate"]["cpu_s"] / count["cpu_s"], 1)
             results["runs"][name] = done
+            write_results(options.out, results)
             if name == "chats":
                 results["runs"]["chats, --memory 200M"] = {"estimate": measure(path, ["--memory", "200M"])}
+                write_results(options.out, results)
             path.unlink()
-            write_results(options.out, results)
 
 
 if __name__ == "__main__":

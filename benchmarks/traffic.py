@@ -11,11 +11,13 @@ files are read again), `compaction` (the same, whose history is replaced by a su
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import string
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +45,13 @@ class Writer:
 
     def zipf(self, texts: list[str], count: int) -> list[str]:
         """Different texts, the first of all the likeliest."""
-        weights = [1 / rank for rank in range(1, len(texts) + 1)]
-        return list(dict.fromkeys(self.draw.choices(texts, weights, k=count)))
+        return list(dict.fromkeys(self.draw.choices(texts, cum_weights=zipf_sums(len(texts)), k=count)))
+
+
+@cache
+def zipf_sums(count: int) -> list[float]:
+    """The sums of the first ranks' weights."""
+    return list(itertools.accumulate(1 / rank for rank in range(1, count + 1)))
 
 
 def rag(writer: Writer, documents: int = 2000, size: int = 1500) -> Iterator[Turns]:

@@ -84,7 +84,10 @@ class EstimateOptions:
         option(
             "--replay",
             "URL",
-            ("Send requests to a running pic serve with the model of -m; compare its reports with the prediction."),
+            (
+                "Send requests to a running pic serve with the model of -m; compare its reports with the prediction. "
+                "Pasted documents that repeat are compiled first."
+            ),
         ),
     ] = None
     sample: Annotated[int, option("--sample", "N", "Requests that --replay sends.", min=1)] = 20
@@ -313,12 +316,13 @@ def print_groups(report: Report) -> None:
     if len(totals.hours) > 1:
         groups.append(("hour UTC", [(f"{hour:02d}", totals.hours[hour]) for hour in sorted(totals.hours)]))
     for name, entries in groups:
-        print(f"\n{name:<19}{'tokens':>15}  {'prefix':>7}  {'linkable':>8}  {'new':>7}")
+        print(f"\n{name:<19}{'tokens':>15}  {'prefix':>7}  {'linkable':>8}  {'at most':>7}  {'new':>7}")
         for label, tokens in entries:
-            new = tokens.total - tokens.prefix - tokens.linked
+            parts = (tokens.prefix, tokens.linked, tokens.most, tokens.total - tokens.prefix - tokens.linked)
+            prefix, linked, most, new = (percent(part, tokens.total) for part in parts)
+            most = most if report.measure.most_is_known else "-"
             print(
-                f"{visible(label or '-')[:18]:<19}{tokens.total:>15,.0f}  {percent(tokens.prefix, tokens.total):>7}  "
-                f"{percent(tokens.linked, tokens.total):>8}  {percent(new, tokens.total):>7}"
+                f"{visible(label or '-')[:18]:<19}{tokens.total:>15,.0f}  {prefix:>7}  {linked:>8}  {most:>7}  {new:>7}"
             )
 
 
@@ -394,13 +398,16 @@ def run_replay(
 
     assert options.replay is not None and model is not None
     server = ReplayServer(options.replay, settings.server_key)
-    rows: list[dict[str, Any]] = []
+    rows, num_within = list[dict[str, Any]](), 0
     for compared in replay(server, prompts, model.encode, options.sample):
         rows.append(vars(compared))
         if not options.as_json:
-            print(f"request {compared.number:<6}{compared.predicted:>10,d} predicted{compared.reported:>10,d} reported")
+            edges = f"  {compared.edges:,d} at edges" if compared.edges else ""
+            numbers = f"{compared.predicted:>9,d} predicted{compared.reported:>9,d} reported"
+            print(f"request {compared.number:<6}{numbers}{edges}")
+        num_within += compared.is_as_predicted
     same = sum(row["predicted"] == row["reported"] for row in rows)
     if options.as_json:
-        print_json({"requests": rows, "equal": same})
+        print_json({"requests": rows, "equal": same, "within_edges": num_within})
     else:
-        print(f"{same} of {count(len(rows), 'request')}: the same to the token")
+        print(f"{same} of {count(len(rows), 'request')}: the same to the token; {num_within} within the edges")

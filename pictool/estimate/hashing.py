@@ -19,7 +19,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _BASE = 0xD1342543DE82EF95  # odd, so that it has an inverse modulo 2^64
 _INVERSE = pow(_BASE, -1, 1 << 64)
-_LEAST, _MANY = 1 << 16, 1 << 22  # slots; hashes from which on a table is denser
+_LEAST, _MANY = 1 << 16, 1 << 22  # slots; hashes from which on a table is denser, and which are placed together
 
 
 def mixed(values: Hashes) -> Hashes:
@@ -53,27 +53,33 @@ class Rolling:
     """
 
     def __init__(self, units: Units, seed: int = 0) -> None:
+        self.units, self._polynomials = units, dict[int, Hashes]()
         self._sums = np.zeros(len(units) + 1, dtype=np.uint64)
         values = unit_values(units, seed)
         values *= powers_of_base(len(units))
         np.cumsum(values, out=self._sums[1:])
 
-    def windows(self, length: int) -> Hashes:
-        """The hashes of all windows of so many units, by their starts; the same content has the same hash."""
-        return mixed(self.polynomials(length))
+    def windows(self, starts: Indices, length: int) -> Hashes:
+        """The hashes of the windows of so many units at some starts; the same content has the same hash."""
+        found = self._sums[starts + length] - self._sums[starts]
+        found *= powers_of_base(len(self._sums), is_inverse=True)[starts]
+        return mixed(found)
 
     def polynomials(self, length: int) -> Hashes:
-        """The same before they are finished: only their high bits depend on all units."""
-        count = max(0, len(self._sums) - length)
-        found = self._sums[length:] - self._sums[:count]
-        found *= powers_of_base(count, is_inverse=True)
-        return found
+        """Those of all windows before they are finished: only their high bits depend on all units."""
+        if length not in self._polynomials:
+            count = max(0, len(self._sums) - length)
+            found = self._sums[length:] - self._sums[:count]
+            found *= powers_of_base(count, is_inverse=True)
+            self._polynomials[length] = found
+        return self._polynomials[length]
 
     def ranges(self, starts: Indices, ends: Indices) -> Hashes:
         """The hashes of the substrings [start, end), with their lengths."""
-        inverse = powers_of_base(len(self._sums), is_inverse=True)
-        found = (self._sums[ends] - self._sums[starts]) * inverse[starts]
-        return mixed(found + (ends - starts).astype(np.uint64) * _MULTIPLIER)
+        found = self._sums[ends] - self._sums[starts]
+        found *= powers_of_base(len(self._sums), is_inverse=True)[starts]
+        found += (ends - starts).astype(np.uint64) * _MULTIPLIER
+        return mixed(found)
 
 
 def unit_values(units: Units, seed: int = 0) -> Hashes:
@@ -92,16 +98,6 @@ def _byte_values(seed: int) -> Hashes:
 def _seed_value(seed: int) -> np.uint64:
     """A random number, so that units under one seed are not other units under the next."""
     return np.uint64(mixed(np.asarray([seed], dtype=np.uint64) + _MULTIPLIER)[0])
-
-
-def chain_hashes(units: Units, block: int, seed: int) -> Hashes:
-    """A hash for each whole block of `block` units of a prompt, over the block and all before it. [blocks]"""
-    count = len(units) // block
-    blocks = units[: count * block].reshape(count, block)
-    words = blocks.view(np.uint64) if units.dtype == np.uint8 and block % 8 == 0 else blocks.astype(np.uint64)
-    values = mixed(words + _seed_value(seed))  # [blocks, words]
-    values *= powers_of_base(values.shape[1])
-    return chained(values.sum(axis=1, dtype=np.uint64), seed)
 
 
 def chained(hashes: Hashes, seed: int) -> Hashes:
@@ -186,16 +182,18 @@ class HashIndex:
         self._place(hashes, self.count)
         self.count += len(hashes)
 
-    def number(self, hashes: Hashes) -> tuple[Indices, NDArray[np.bool_]]:
-        """The number of each hash, which is added if it is new; and which of them were new."""
-        found = self.find(hashes)
-        is_new = found < 0
-        if is_new.any():
-            new = hashes[is_new]
-            new, inverse = np.unique(new, return_inverse=True)
-            found[is_new] = self.count + inverse
-            self.add(new)
-        return found, is_new
+    def number(self, hashes: Hashes) -> tuple[Indices, Indices]:
+        """The number of each hash, and the index of the first of these that equals it; -1: it was in the table.
+
+        New ones are added.
+        """
+        numbers, first = self.find(hashes), np.full(len(hashes), -1, dtype=np.int64)
+        new = np.flatnonzero(numbers < 0)
+        if len(new):
+            unique, index, inverse = np.unique(hashes[new], return_index=True, return_inverse=True)
+            numbers[new], first[new] = self.count + inverse, new[index][inverse]
+            self.add(unique)
+        return numbers, first
 
     def _first(self, hashes: Hashes) -> Indices:
         return ((hashes * _MULTIPLIER) >> np.uint64(64 - self._bits)).astype(np.int64)
@@ -215,7 +213,15 @@ class HashIndex:
             self._bits = (4 * count if count < _MANY else 2 * count).bit_length()
             self._slots = np.zeros(0, dtype=np.int32)  # before the larger one is made
             self._slots = np.full(1 << self._bits, -1, dtype=np.int32)
-            self._place(self._hashes[: self.count], 0)
+            for at in range(0, self.count, _MANY):  # in parts, as each takes four times its memory
+                self._place(self._hashes[at : min(at + _MANY, self.count)], at)
+
+
+def spread(starts: Indices, ends: Indices) -> tuple[Indices, Indices]:
+    """The places of ranges [start, end), one range after the other, and the number of the range that each is in."""
+    sizes = np.maximum(ends - starts, 0)
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    return np.arange(len(owners)) + (starts - np.cumsum(sizes) + sizes)[owners], owners
 
 
 def grown(array: NDArray[Any], count: int, fill: int) -> NDArray[Any]:

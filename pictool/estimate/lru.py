@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pictool.estimate.hashing import Indices, grown
 
-_ROOM = 1 << 20
+_ROOM = 1 << 20  # uses
 
 
 class LruCaches:
@@ -62,11 +62,15 @@ class LruCaches:
         self._last = grown(self._last, num_items, -1)
         if self._now + num_uses <= len(self._sizes):
             return
-        alive = np.flatnonzero(self._sizes[: self._now])
-        self._since = np.searchsorted(alive, self._since)
-        sizes, items = self._sizes[alive], self._items[alive]
-        room = max(_ROOM, 2 * len(alive) + num_uses)
-        self._sizes, self._items = np.zeros(room, dtype=np.int32), np.zeros(room, dtype=np.int32)
-        self._sizes[: len(alive)], self._items[: len(alive)] = sizes, items
-        self._last[items] = np.arange(len(alive))
-        self._now = len(alive)
+        alive, since = 0, np.zeros_like(self._since)
+        for at in range(0, self._now, _ROOM):  # in parts, so that no copy of all is made
+            sizes, items = self._sizes[at : min(at + _ROOM, self._now)], self._items[at : at + _ROOM]
+            used = np.flatnonzero(sizes)
+            since += np.searchsorted(used, self._since - at)
+            end = alive + len(used)
+            self._sizes[alive:end], self._items[alive:end] = sizes[used], items[used]
+            self._last[self._items[alive:end]] = np.arange(alive, end)
+            alive = end
+        self._since, self._now = since, alive
+        room = max(_ROOM, alive + alive // 4 + num_uses)
+        self._sizes, self._items = grown(self._sizes, room, 0), grown(self._items, room, 0)

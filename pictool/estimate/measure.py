@@ -15,9 +15,10 @@ import itertools
 import time
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +30,14 @@ from pictool.estimate.hashing import (
     Indices,
     Rolling,
     Units,
-    chain_hashes,
     chained,
     grown,
     hashes_of_runs,
     mixed,
+    spread,
 )
 from pictool.estimate.lru import LruCaches
-from pictool.estimate.repeats import ExactRepeats, RepeatIndex, SampledRepeats
+from pictool.estimate.repeats import ExactRepeats, RepeatIndex, SampledRepeats, ScannedPrompts, merged
 from pictool.estimate.segments import (
     BLOCK_TOKENS,
     BYTES_PER_TOKEN,
@@ -50,6 +51,7 @@ from pictool.estimate.segments import (
 
 Tokenize = Callable[[str], Sequence[int]]
 Mask = NDArray[np.bool_]
+Sums = NDArray[np.float64]
 CAPACITIES = tuple(1 << power for power in range(14, 35, 2))  # tokens, of the curve
 LARGE_BLOCK = 256  # tokens, as of LMCache
 HEAD_TOKENS = 16  # of a linked document, which legolink-16 computes again
@@ -58,6 +60,7 @@ WAYS = ("none", "prefix", "naive", "legolink-16", "fixup-10")
 _MAX_DOCUMENTS = 1 << 17
 _MAX_BORDERS, _BORDER = 1000, 64  # whose tokens are compared; characters on each side
 _SHOWN = 60  # characters of a document's beginning
+_BATCH = 1 << 17  # units of prompts that are measured together, since each call of numpy costs as much as 1,000 units
 
 
 @dataclass
@@ -70,8 +73,8 @@ class Tokens:
     linked: float = 0.0  # beyond the prefix
     most: float = 0.0
 
-    def add(self, total: float, prefix: float, linked: float, most: float = 0.0) -> None:
-        self.prompts += 1
+    def add(self, prompts: int, total: float, prefix: float, linked: float, most: float) -> None:
+        self.prompts += prompts
         self.total += total
         self.prefix += prefix
         self.linked += linked
@@ -135,16 +138,93 @@ class Totals:
 
 @dataclass(frozen=True)
 class _Text:
-    """A text as the pass keeps it. Arrays are by blocks."""
+    """A text as the pass keeps it. `blocks` are those of `_Batch`."""
 
-    numbers: Indices
-    lengths: NDArray[np.int64]  # units
-    parts: Indices  # the number of the part that each is in
-    part_sizes: NDArray[np.int64]  # units
-    kinds: NDArray[np.int64]
-    is_marked: bool
+    blocks: Indices
     first: int  # the prompt that had it first
     units: Units | None
+
+
+@dataclass
+class _NewText:
+    """A text that is to be cut: its parts, and its first place in a batch, in units."""
+
+    digest: bytes
+    first: int
+    parts: list[tuple[str, int]]  # kind and size
+    units: Units
+    start: int
+    prompt: int
+    is_kept: bool
+
+
+@dataclass
+class _Batch:
+    """Prompts that are measured together. Arrays are by blocks, in units, if nothing else is said.
+
+    Fields:
+        first: the number of the first prompt. ends: [prompts] in units.
+        blocks: [5, blocks] their numbers, lengths, the numbers of the parts that they are in, lengths of these, kinds.
+        prompts: from 0 on. texts: the message that each block is in. is_old_text: an earlier prompt has it.
+        text: of all prompts; None: the log has hashes only.
+        prefix: [prompts]. again: [prompts] tokens that legolink-16 computes of what is linked.
+        beyond: of a block, what is after the prefix. most: of a block, what is in repeats.
+        is_whole: an earlier prompt has this block, which is long enough. is_linked: it, or its part, beyond the prefix.
+    """
+
+    logged: Sequence[LoggedPrompt]
+    first: int
+    blocks: Indices
+    prompts: Indices
+    texts: Indices
+    is_old_text: Mask
+    seeds: Hashes
+    text: Rolling | None
+
+    def __post_init__(self) -> None:
+        self.numbers, self.lengths, self.parts, self.part_sizes, self.kinds = self.blocks
+        count = len(self.logged)
+        self.block_ends = np.cumsum(self.lengths)
+        self.sizes = self.sum(self.lengths).astype(np.int64)
+        self.ends = np.cumsum(self.sizes)
+        self.bounds = np.searchsorted(self.prompts, np.arange(count + 1))  # [prompts + 1] of blocks
+        self.prefix, self.again = np.zeros(count, dtype=np.int64), self.sum(0 * self.lengths)
+        self.beyond, self.most = np.zeros(len(self.lengths), dtype=np.int64), np.zeros(len(self.lengths))
+        self.is_whole = self.is_linked = np.zeros(len(self.lengths), dtype=np.bool_)
+
+    def sum(self, values: NDArray[Any]) -> Sums:
+        """Sums over the blocks of each prompt."""
+        return np.bincount(self.prompts, values, len(self.logged)).astype(np.float64)
+
+    def after_prefix(self) -> Indices:
+        """Of each block, what is after its prompt's prefix."""
+        starts = self.ends - self.sizes
+        found: Indices = np.clip(self.block_ends - (starts + self.prefix)[self.prompts], 0, self.lengths)
+        return found
+
+    def slices(self) -> Iterator[slice]:
+        """The blocks of each prompt."""
+        return itertools.starmap(slice, itertools.pairwise(self.bounds.tolist()))
+
+    def regions(self, pairs: HashIndex, window: int) -> tuple[Indices, Indices]:
+        """Where windows are that no earlier prompt is known to have: around new blocks, and known ones anew together.
+
+        Adds these prompts' pairs of neighbours.
+        """
+        prompts, ends = self.prompts, self.block_ends
+        is_inner = (self.texts[:-1] == self.texts[1:]) & self.is_old_text[1:]
+        asked = np.flatnonzero(~is_inner & (prompts[:-1] == prompts[1:]))
+        left, right = self.numbers[asked].astype(np.uint64), self.numbers[asked + 1].astype(np.uint64)
+        _, first = pairs.number(mixed(left << np.uint64(32) | right))
+        apart = asked[(first >= 0) & (prompts[asked[first]] == prompts[asked])]
+        apart = apart[self.is_whole[apart] & self.is_whole[apart + 1]]
+        new = np.flatnonzero(~self.is_whole)
+        groups = prompts[np.concatenate((new, apart))]
+        lows = np.concatenate((ends[new] - self.lengths[new], ends[apart])) - (window - 1)
+        highs = np.concatenate((ends[new], ends[apart])) + window - 1
+        lows, highs = np.maximum(lows, (self.ends - self.sizes)[groups]), np.minimum(highs, self.ends[groups])
+        order = np.argsort(groups, kind="stable")
+        return merged(lows[order], highs[order], groups[order])
 
 
 class Measure:
@@ -172,6 +252,7 @@ class Measure:
         window = self.scale.window
         self._repeats: RepeatIndex = ExactRepeats(window) if memory is None else SampledRepeats(window, memory // 4)
         self._outputs, self._borders = set[bytes](), list[int]()
+        self._waiting, self._size, self._hashing = list[LoggedPrompt](), 0, (False, False)
         self._started = time.perf_counter()
         self._start()
 
@@ -187,7 +268,7 @@ class Measure:
 
     @property
     def num_prompts(self) -> int:
-        return self.totals.tokens.prompts
+        return self.totals.tokens.prompts + len(self._waiting)
 
     @property
     def most_is_known(self) -> bool:
@@ -212,6 +293,7 @@ class Measure:
 
     def finish(self) -> Totals:
         """What was found up to now."""
+        self._measure()
         self.totals.seconds = time.perf_counter() - self._started
         self.totals.most_error = self._repeats.error() / self.scale.per_token
         self.totals.distinct = self.totals.forgotten + self._held
@@ -219,33 +301,33 @@ class Measure:
         return self.totals
 
     def add(self, prompt: LoggedPrompt) -> None:
-        """Measure the next prompt against all before it."""
-        seed = seed_of(prompt.tenant)
-        pairs = [(segment, self._text(segment, seed)) for segment in prompt.segments]
-        pairs = [(segment, text) for segment, text in pairs if len(text.numbers)]
-        found = _Prompt(self, [text for _, text in pairs])
-        if not pairs:
-            self._count(prompt, found)
+        """Measure the next prompt against all before it; at the latest when the pass is finished."""
+        hashed = [segment.content for segment in prompt.segments if isinstance(segment.content, HashedBlocks)]
+        hashing = bool(hashed), any(content.is_chained for content in hashed)
+        if hashing != self._hashing:
+            self._measure()
+        self._hashing = hashing
+        self._waiting.append(prompt)
+        contents = [segment.content for segment in prompt.segments]
+        self._size += 64 + sum(len(part.hashes if isinstance(part, HashedBlocks) else part) for part in contents)
+        if self._size >= _BATCH:
+            self._measure()
+
+    def _measure(self) -> None:
+        """Measure the prompts that wait."""
+        prompts, self._waiting, self._size = self._waiting, [], 0
+        if not prompts:
             return
-        hashed = [segment.content for segment, _ in pairs if isinstance(segment.content, HashedBlocks)]
-        if hashed:
-            self.totals.hashed += 1
-            self.totals.chained += any(content.is_chained for content in hashed)
-            chain = chained(found.hashes(self._blocks), seed)
-            sizes = found.lengths
-        else:
-            found.units = self._join(pairs)
-            block = BLOCK_TOKENS * self.scale.per_token
-            chain = chain_hashes(found.units, block, seed)
-            sizes = np.full(len(chain), block, dtype=np.int64)
-        self._reuse_prefix(found, chain, sizes)
-        if not any(content.is_chained for content in hashed):
+        is_hashed, is_chained = self._hashing
+        found = self._number_hashed(prompts) if is_hashed else self._number_texts(prompts)
+        self.totals.hashed += len(prompts) * is_hashed
+        self.totals.chained += len(prompts) * is_chained
+        self._reuse_prefix(found)
+        if not is_chained:
             self._link(found)
-        if not hashed:
-            assert found.units is not None
-            most = self._repeats.scan(found.units, found.regions(self._pairs), found.unknown(), seed)
-            found.most = float(found.lengths[found.is_whole].sum()) + most
-        self._count(prompt, found)
+        if found.text is not None:
+            self._find_repeats(found, found.text)
+        self._count(found)
         if self._memory is not None and self._num_bytes() > self._memory - self._memory // 2:
             self.totals.forgotten += self._held
             self._start()
@@ -255,77 +337,140 @@ class Measure:
         tables = 24 * (self._blocks.count + self._pairs.count) + 8 * self._chain.count + 350 * self._chain.num_runs
         return tables + 20 * (self._blocks.count + self._chain.count) + self._text_bytes
 
-    def _text(self, segment: Segment, seed: int) -> _Text:
-        content, kind = segment.content, segment.kind
-        if isinstance(content, HashedBlocks):
-            lengths = content.lengths * self.scale.per_token // BYTES_PER_TOKEN
-            hashes, whole = content.hashes + np.uint64(seed), int(lengths.sum())
-            parts = [(kind, whole)] if whole else []
-            return self._number(hashes, lengths, chained(hashes, 1)[-1:], parts, segment, None, self.num_prompts)
+    def _number_hashed(self, prompts: Sequence[LoggedPrompt]) -> _Batch:
+        """Prompts of which the log has hashes of blocks; each segment is one part."""
+        listed = [
+            (number, segment.kind, segment.content)
+            for number, prompt in enumerate(prompts)
+            for segment in prompt.segments
+            if isinstance(segment.content, HashedBlocks) and len(segment.content.hashes)
+        ]
+        prompt_of = np.asarray([number for number, _, _ in listed], dtype=np.int64)
+        counts = np.asarray([len(content.hashes) for _, _, content in listed], dtype=np.int64)
+        seeds = seeds_of(prompts)
+        hashes = joined([content.hashes + seeds[number] for number, _, content in listed], np.uint64)
+        lengths = joined([content.lengths for _, _, content in listed]) * self.scale.per_token // BYTES_PER_TOKEN
+        parts = joined([chained(content.hashes + seeds[number], 1)[-1:] for number, _, content in listed], np.uint64)
+        part_of = np.repeat(np.arange(len(listed)), counts)
+        sizes = np.bincount(part_of, lengths, len(listed)).astype(np.int64)
+        kinds = np.asarray([KINDS.index(kind) for _, kind, _ in listed], dtype=np.int64)
+        blocks = self._number(hashes, lengths, part_of, parts, sizes, kinds, prompt_of + self.num_prompts)
+        is_old = np.zeros(len(hashes), dtype=np.bool_)
+        return _Batch(prompts, self.num_prompts, blocks, prompt_of[part_of], part_of, is_old, seeds, None)
+
+    def _number_texts(self, prompts: Sequence[LoggedPrompt]) -> _Batch:
+        """Prompts of texts, or token ids, which are cut into blocks."""
+        texts, new, prompt_of = list[_Text | _NewText](), dict[bytes, _NewText](), list[int]()
+        units, at = list[Units](), 0
+        for number, prompt in enumerate(prompts):
+            for segment in prompt.segments:
+                text, own = self._text(segment, (at, number), seed_of(prompt.tenant), new)
+                texts.append(text)
+                units.append(own)
+                prompt_of.append(number)
+                at += len(own)
+        rolling = Rolling(joined(units, np.uint8 if self._is_bytes else np.int32))
+        seeds = seeds_of(prompts)
+        cut = self._cut(list(new.values()), rolling, seeds)
+        kept = [cut[text.digest] if isinstance(text, _NewText) else text for text in texts]
+        counts = [text.blocks.shape[1] for text in kept]
+        blocks = np.concatenate([np.zeros((5, 0), dtype=np.int64), *(text.blocks for text in kept)], axis=1)
+        text_of = np.repeat(np.arange(len(kept)), counts)
+        numbers = np.asarray(prompt_of, dtype=np.int64)
+        is_old = np.asarray([text.first for text in kept], dtype=np.int64) < numbers + self.num_prompts
+        return _Batch(
+            prompts, self.num_prompts, blocks, numbers[text_of], text_of, is_old[text_of], seeds, rolling
+        )  # fmt: skip
+
+    def _text(
+        self, segment: Segment, place: tuple[int, int], seed: int, new: dict[bytes, _NewText]
+    ) -> tuple[_Text | _NewText, Units]:
+        """A text as it is known, or one of the new ones; and its units. `place`: where it begins, and its prompt."""
+        content = segment.content
+        assert not isinstance(content, HashedBlocks)
         data = content.encode(errors="surrogatepass") if isinstance(content, str) else content.tobytes()
-        salt = seed.to_bytes(8, "little") + kind[:4].encode() + (b"m" if segment.is_marked else b"")
+        salt = seed.to_bytes(8, "little") + segment.kind[:4].encode() + (b"m" if segment.is_marked else b"")
         digest = hashlib.blake2b(data, digest_size=16, salt=salt[:16]).digest()
         known = self._texts.get(digest)
         if isinstance(known, _Text):
-            return known
-        text = self._cut(segment, data, seed, self.num_prompts if known is None else known)
-        if known is None and self._is_bytes:  # most come once; what comes again is kept from then on
-            self._texts[digest] = text.first
-            self._text_bytes += 160
+            return known, np.frombuffer(data, dtype=np.uint8) if known.units is None else known.units
+        text = new.get(digest)
+        if text is None:
+            parts, units = self._parts(segment, data)
+            first = self.num_prompts + place[1] if known is None else known
+            text = new[digest] = _NewText(digest, first, parts, units, *place, known is not None)
         else:
-            self._texts[digest] = text
-            self._text_bytes += 600 + 40 * len(text.numbers) + (0 if text.units is None else text.units.nbytes)
-        return text
+            text.is_kept = True
+        return text, text.units
 
-    def _cut(self, segment: Segment, data: bytes, seed: int, first: int) -> _Text:
-        """The parts of a text, each cut into blocks; `first` is the prompt that had it first."""
+    def _parts(self, segment: Segment, data: bytes) -> tuple[list[tuple[str, int]], Units]:
+        """The parts of a text, whose bytes are `data`: the kind and the size of each; and all units."""
         content = segment.content
-        if isinstance(content, str):
-            is_whole = segment.is_marked or segment.kind == "assistant"
-            parts = [(segment.kind, content)] if is_whole else split_text(segment.kind, content)
-            encoded = [self._encode(text) for _, text in parts]
-            self._compare_borders([text for _, text in parts], encoded)
+        if not isinstance(content, str):
+            units: Units = np.frombuffer(data, np.uint8) if self._is_bytes else np.frombuffer(data, np.int32)
+            return [(segment.kind, len(units))], units
+        is_whole = segment.is_marked or segment.kind == "assistant"
+        parts = [(segment.kind, content)] if is_whole else split_text(segment.kind, content)
+        if self._is_bytes:
+            sizes = [
+                (kind, len(text) if text.isascii() else len(text.encode(errors="surrogatepass")))
+                for kind, text in parts
+            ]
+            return sizes, np.frombuffer(data, dtype=np.uint8)
+        encoded = [self._encode(text) for _, text in parts]
+        self._compare_borders([text for _, text in parts], encoded)
+        return [(kind, len(ids)) for (kind, _), ids in zip(parts, encoded, strict=True)], joined(encoded)
+
+    def _cut(self, new: Sequence[_NewText], rolling: Rolling, seeds: Hashes) -> dict[bytes, _Text]:
+        """Cut the parts of new texts into blocks. Texts that come once are not kept, as most do."""
+        rows, at = list[tuple[int, int, int, int, int]](), 0
+        for number, text in enumerate(new):
+            at = text.start
+            for kind, size in text.parts:
+                rows += [(at, at + size, KINDS.index(kind), text.prompt, number)] if size else []
+                at += size
+        starts, ends, kinds, prompts, owners = np.asarray(rows, dtype=np.int64).reshape(-1, 5).T
+        block_ends = self.scale.cut(rolling, starts, ends)
+        part_of = np.searchsorted(ends, block_ends)
+        block_starts = np.maximum(np.append(0, block_ends)[: len(block_ends)], starts[part_of])
+        hashes = rolling.ranges(block_starts, block_ends) + seeds[prompts[part_of]]
+        part_hashes, times = rolling.ranges(starts, ends) + seeds[prompts], prompts + self.num_prompts
+        blocks = self._number(hashes, block_ends - block_starts, part_of, part_hashes, ends - starts, kinds, times)
+        bounds = np.searchsorted(owners[part_of], np.arange(len(new) + 1)).tolist()
+        return {
+            text.digest: self._keep(text, blocks[:, start:end])
+            for text, (start, end) in zip(new, itertools.pairwise(bounds), strict=True)
+        }
+
+    def _keep(self, text: _NewText, blocks: Indices) -> _Text:
+        """A text with its blocks, which is kept; with bytes, once it has come again, as most come once."""
+        units = None if self._is_bytes else text.units
+        if text.is_kept or not self._is_bytes:
+            self._texts[text.digest] = _Text(blocks.copy(), text.first, units)
+            self._text_bytes += 600 + blocks.nbytes + (0 if units is None else units.nbytes)
         else:
-            parts, encoded = [(segment.kind, "")], [np.asarray(content, dtype=np.int32)]
-            if self._is_bytes:  # token ids in a log that began with texts
-                encoded = [np.frombuffer(encoded[0].astype("<i4").tobytes(), dtype=np.uint8)]
-        units: Units = np.concatenate(encoded) if len(encoded) > 1 else encoded[0]  # type: ignore[assignment]
-        sizes = [(kind, len(part)) for (kind, _), part in zip(parts, encoded, strict=True) if len(part)]
-        bounds = np.cumsum([0, *(size for _, size in sizes)])
-        rolling = Rolling(units, seed)
-        ends = self.scale.cut(rolling, bounds.tolist())
-        starts = np.concatenate(([0], ends[:-1])).astype(np.int64)[: len(ends)]
-        hashes, part_hashes = rolling.ranges(starts, ends), rolling.ranges(bounds[:-1], bounds[1:])
-        kept = None if self._is_bytes and isinstance(content, str) else units
-        return self._number(hashes, ends - starts, part_hashes, sizes, segment, kept, first)
+            self._texts[text.digest] = text.first
+            self._text_bytes += 160
+        return _Text(blocks, text.first, units)
 
     def _number(
-        self, hashes: Hashes, lengths: NDArray[np.int64], part_hashes: Hashes, sizes: list[tuple[str, int]],
-        segment: Segment, units: Units | None, first: int,
-    ) -> _Text:  # fmt: skip
-        """Give blocks and parts their numbers; new ones are of this prompt."""
-        both, is_new = self._blocks.number(np.concatenate((hashes, part_hashes)))  # a part may be a block
-        self._first = grown(self._first, self._blocks.count, 0)
-        self._first[both[is_new]] = self.num_prompts
-        numbers, part_numbers = both[: len(hashes)], both[len(hashes) :]
-        is_new = is_new[: len(hashes)]
-        if is_new.any():
-            _, once = np.unique(numbers[is_new], return_index=True)
-            self._held += float(lengths[is_new][once].sum()) / self.scale.per_token
-        part_sizes = np.asarray([size for _, size in sizes], dtype=np.int64)
-        part_of = np.searchsorted(np.cumsum(part_sizes), np.cumsum(lengths) - lengths, side="right")
-        kinds = np.asarray([KINDS.index(kind) for kind, _ in sizes], dtype=np.int64)
-        return _Text(
-            numbers, lengths, part_numbers[part_of], part_sizes[part_of], kinds[part_of], segment.is_marked,
-            first, units,
-        )  # fmt: skip
+        self, hashes: Hashes, lengths: Indices, part_of: Indices, part_hashes: Hashes, part_sizes: Indices,
+        kinds: Indices, prompts: Indices,
+    ) -> Indices:  # fmt: skip
+        """Give blocks and parts their numbers, and new ones their prompts. `kinds`, `prompts`: of parts. [5, blocks]"""
+        numbers, first = self._blocks.number(np.concatenate((hashes, part_hashes)))  # a part may be a block
+        new = np.flatnonzero(first >= 0)
+        self._first = grown(self._first, self._blocks.count, np.iinfo(np.int32).max)
+        np.minimum.at(self._first, numbers[new], np.concatenate((prompts[part_of], prompts))[new].astype(np.int32))
+        is_first = first[: len(hashes)] == np.arange(len(hashes))
+        self._held += float(lengths[is_first].sum()) / self.scale.per_token
+        part_numbers = numbers[len(hashes) :]
+        return np.stack((numbers[: len(hashes)], lengths, part_numbers[part_of], part_sizes[part_of], kinds[part_of]))
 
     def _encode(self, text: str) -> Units:
-        if self._tokenize is None:
+        if self._tokenize is None:  # a text in a log of token ids
             data = text.encode(errors="surrogatepass")
-            if self._is_bytes:
-                return np.frombuffer(data, dtype=np.uint8)
-            return np.frombuffer(data + bytes(-len(data) % 4), dtype="<i4")  # a text in a log of token ids
+            return np.frombuffer(data + bytes(-len(data) % 4), dtype="<i4")
         return np.asarray(self._token_ids(text), dtype=np.int32)
 
     def _token_ids(self, text: str) -> Sequence[int]:
@@ -348,103 +493,125 @@ class Measure:
             same = common(apart, joined)
             self._borders.append(len(apart) - same - common(apart[same:][::-1], joined[same:][::-1]))
 
-    def _join(self, pairs: Sequence[tuple[Segment, _Text]]) -> Units:
-        """The units of a whole prompt."""
-        if self._is_bytes:
-            parts = [
-                segment.content.encode(errors="surrogatepass")
-                if isinstance(segment.content, str) else text.units.tobytes()  # type: ignore[union-attr]
-                for segment, text in pairs
-            ]  # fmt: skip
-            return np.frombuffer(b"".join(parts), dtype=np.uint8)
-        return np.concatenate([text.units for _, text in pairs if text.units is not None])
+    def _reuse_prefix(self, found: _Batch) -> None:
+        """What prefix caches have of prompts, without a limit and with those of the capacities."""
+        for number, (hashes, sizes) in enumerate(self._beginnings(found)):
+            numbers, count = self._chain.number(hashes)
+            found.prefix[number] = sizes[:count].sum()
+            is_hit = self._prefixes.use(numbers, sizes)
+            self.totals.prefix_at += (is_hit @ sizes) / self.scale.per_token
+        tokens = found.prefix // self.scale.per_token
+        self.totals.losses["prefix 256"] += int((tokens % LARGE_BLOCK).sum())
 
-    def _reuse_prefix(self, found: _Prompt, hashes: Hashes, sizes: NDArray[np.int64]) -> None:
-        """What prefix caches have of a prompt, without a limit and with those of the capacities."""
-        numbers, count = self._chain.number(hashes)
-        found.prefix = int(sizes[:count].sum())
-        is_hit = self._prefixes.use(numbers, sizes)
-        self.totals.prefix_at += (is_hit @ sizes) / self.scale.per_token
-        tokens = found.prefix / self.scale.per_token
-        self.totals.losses["prefix 256"] += int(tokens % LARGE_BLOCK)
+    def _beginnings(self, found: _Batch) -> Iterator[tuple[Hashes, Indices]]:
+        """Of each prompt, the hashes of its beginnings of whole blocks, and the sizes of the blocks."""
+        if found.text is None:
+            for blocks, seed in zip(found.slices(), found.seeds.tolist(), strict=True):
+                yield chained(self._blocks.hashes(found.numbers[blocks]), seed), found.lengths[blocks]
+            return
+        block = BLOCK_TOKENS * self.scale.per_token
+        counts, starts = found.sizes // block, found.ends - found.sizes
+        places, owners = spread(np.ones_like(counts), counts + 1)
+        hashes = found.text.ranges(starts[owners], starts[owners] + block * places) + found.seeds[owners]
+        sizes, at = np.full(int(counts.max(initial=0)), block, dtype=np.int64), 0
+        for count in counts.tolist():
+            yield hashes[at : at + count], sizes[:count]
+            at += count
 
-    def _link(self, found: _Prompt) -> None:
+    def _link(self, found: _Batch) -> None:
         """What can be linked beyond the prefix."""
-        least = self.scale.window
-        is_old = self._first[found.numbers] < self.num_prompts
-        found.is_whole = is_old & (found.lengths >= least)
-        is_part = (self._first[found.parts] < self.num_prompts) & (found.part_sizes >= least)
-        found.beyond = np.clip(found.ends - found.prefix, 0, found.lengths)
+        least, prompts, lengths = self.scale.window, found.prompts, found.lengths
+        times = prompts + found.first
+        found.is_whole = (self._first[found.numbers] < times) & (lengths >= least)
+        is_part = (self._first[found.parts] < times) & (found.part_sizes >= least)
+        found.beyond = found.after_prefix()
         found.is_linked = (found.is_whole | is_part) & (found.beyond > 0)
-        unique, first, inverse = np.unique(found.numbers, return_index=True, return_inverse=True)
+        unique, first, inverse = np.unique(prompts << 32 | found.numbers, return_index=True, return_inverse=True)
         order = np.argsort(first)
-        is_hit = self._objects.use(unique[order], found.lengths[first[order]])
         gained = np.bincount(inverse, found.beyond * found.is_linked, len(unique))[order]
-        self.totals.linked_at += (is_hit @ gained) / self.scale.per_token
+        places = first[order]
+        items, sizes = found.numbers[places], lengths[places]
+        bounds = np.searchsorted(prompts[places], np.arange(len(found.logged) + 1)).tolist()
+        for start, end in itertools.pairwise(bounds):
+            is_hit = self._objects.use(items[start:end], sizes[start:end])
+            self.totals.linked_at += (is_hit @ gained[start:end]) / self.scale.per_token
         self._note_runs(found)
 
-    def _note_runs(self, found: _Prompt) -> None:
+    def _note_runs(self, found: _Batch) -> None:
         """Linked blocks of one part, one after the other, are one document."""
         linked = np.flatnonzero(found.is_linked)
         if not len(linked):
             return
-        is_new = np.ones(len(linked), dtype=np.bool_)
-        is_new[1:] = (np.diff(linked) > 1) | (found.part_starts[linked[1:]] != found.part_starts[linked[:-1]])
+        is_new, parts = np.ones(len(linked), dtype=np.bool_), (found.texts << 32 | found.parts)[linked]
+        is_new[1:] = (np.diff(linked) > 1) | (np.diff(parts) != 0)
         starts = linked[is_new]
         ends = np.append(linked[np.flatnonzero(is_new)[1:] - 1], linked[-1]) + 1
-        names = hashes_of_runs(found.hashes(self._blocks), starts, ends, 2).tolist()
-        sums = np.concatenate(([0], np.cumsum(found.beyond)))
-        sizes = (sums[ends] - sums[starts]) / self.scale.per_token
-        found.again = float(np.minimum(sizes, HEAD_TOKENS).sum())
+        names = hashes_of_runs(self._blocks.hashes(found.numbers), starts, ends, 2)
+        sizes = sums_of(found.beyond, starts, ends) / self.scale.per_token
+        tokens = sums_of(found.lengths, starts, ends) / self.scale.per_token
+        found.again = np.bincount(found.prompts[starts], np.minimum(sizes, HEAD_TOKENS), len(found.logged)).astype(
+            float
+        )
         self.totals.num_linked += len(starts)
         for block in (BLOCK_TOKENS, LARGE_BLOCK):
-            self.totals.losses[f"linked {block}"] += int((sizes % block).sum())
-        for name, start, end, size in zip(names, starts.tolist(), ends.tolist(), sizes.tolist(), strict=True):
+            lost = np.bincount(found.prompts[starts], sizes % block)
+            self.totals.losses[f"linked {block}"] += int(lost.astype(np.int64).sum())
+        for name, start, size, whole in zip(*(a.tolist() for a in (names, starts, sizes, tokens)), strict=True):
             document = self.documents.get(name)
             if document is None:
-                tokens = float(found.lengths[start:end].sum()) / self.scale.per_token
-                document = Repeated(f"{name:016x}", KINDS[found.kinds[start]], tokens, text=self._shown(found, start))
-                self.documents[name] = document
+                kind, text = KINDS[found.kinds[start]], self._shown(found, start)
+                document = self.documents[name] = Repeated(f"{name:016x}", kind, whole, text=text)
             document.uses += 1
             document.saved += size
         if len(self.documents) > _MAX_DOCUMENTS:
             kept = sorted(self.documents.items(), key=lambda item: -item[1].saved)[: _MAX_DOCUMENTS // 2]
             self.documents = dict(kept)
 
-    def _shown(self, found: _Prompt, block: int) -> str | None:
+    def _shown(self, found: _Batch, block: int) -> str | None:
         """The beginning of a document, if it is asked for."""
-        if not self._shows_text or found.units is None or found.units.dtype != np.uint8:
+        if not self._shows_text or found.text is None or found.text.units.dtype != np.uint8:
             return None
-        start = int(found.ends[block] - found.lengths[block])
-        return bytes(found.units[start : start + 4 * _SHOWN]).decode(errors="replace")[:_SHOWN]
+        start = int(found.block_ends[block] - found.lengths[block])
+        end = min(start + 4 * _SHOWN, int(found.ends[found.prompts[block]]))
+        return bytes(found.text.units[start:end]).decode(errors="replace")[:_SHOWN]
 
-    def _count(self, prompt: LoggedPrompt, found: _Prompt) -> None:
-        """Add a prompt to all sums."""
+    def _find_repeats(self, found: _Batch, text: Rolling) -> None:
+        """What is repeated at most: known blocks, and repeats within the others."""
+        lows, highs = found.regions(self._pairs, self.scale.window)
+        prompts = ScannedPrompts(text, found.ends, found.seeds, lows, highs)
+        places, counts = self._repeats.scan(prompts, np.repeat(~found.is_whole, found.lengths))
+        blocks = np.searchsorted(found.block_ends, places, side="right")
+        found.most = np.where(found.is_whole, found.lengths, np.bincount(blocks, counts, len(found.lengths)))
+
+    def _count(self, found: _Batch) -> None:
+        """Add prompts to all sums."""
         scale, totals = self.scale.per_token, self.totals
-        self._count_outputs(prompt)
-        total, prefix, most = (units / scale for units in (found.size, found.prefix, found.most))
-        linked = float(found.beyond[found.is_linked].sum()) / scale
-        moment = prompt.time
-        groups = [totals.tokens, totals.tenants[prompt.tenant]]
-        if moment is not None:
-            groups.append(totals.hours[int(moment // 3600 % 24)])
-        for tokens in groups:
-            tokens.add(total, prefix, linked, most)
-        self.series.extend((float("nan") if moment is None else moment, total, prefix, linked, most))
-        before = np.clip(found.prefix - found.ends + found.lengths, 0, found.lengths)
-        columns = (found.lengths, before, found.beyond * found.is_linked)
-        sums = np.asarray([np.bincount(found.kinds, column, len(KINDS)) for column in columns]).T / scale
-        for kind in np.flatnonzero(sums[:, 0]).tolist():
-            totals.kinds[KINDS[kind]].add(*sums[kind].tolist())
-        self._count_computed(total, prefix, linked, found.again)
+        before = found.lengths - found.after_prefix()
+        columns = (found.lengths, before, found.beyond * found.is_linked, found.most)
+        rows = np.stack([found.sizes, found.prefix, *map(found.sum, columns[2:])]) / scale  # [4, prompts]
+        for prompt, row in zip(found.logged, rows.T.tolist(), strict=True):
+            self._count_outputs(prompt)
+            moment = prompt.time
+            groups = [totals.tokens, totals.tenants[prompt.tenant]]
+            if moment is not None:
+                groups.append(totals.hours[int(moment // 3600 % 24)])
+            for tokens in groups:
+                tokens.add(1, *row)
+            self.series.extend((float("nan") if moment is None else moment, *row))
+        sums = np.stack([np.bincount(found.kinds, column, len(KINDS)) for column in columns]).T / scale
+        places = np.unique(found.prompts * len(KINDS) + found.kinds)
+        for kind, count in enumerate(np.bincount(places % len(KINDS), minlength=len(KINDS)).tolist()):
+            if count:
+                totals.kinds[KINDS[kind]].add(count, *sums[kind].tolist())
+        self._count_computed(rows[0], rows[1], rows[2], found.again)
 
-    def _count_computed(self, total: float, prefix: float, linked: float, again: float) -> None:
+    def _count_computed(self, total: Sums, prefix: Sums, linked: Sums, again: Sums) -> None:
         new = total - prefix - linked
         rows = (total, total - prefix, new, new + again, new + FIXUP_SHARE * linked)
         for way, count in zip(WAYS, rows, strict=True):
             computed = self.totals.computed[way]
-            computed.rows += count
-            computed.pairs += count * (total if way == "none" else total + prefix) / 2
+            computed.rows += float(count.sum())
+            computed.pairs += float((count * (total if way == "none" else total + prefix)).sum()) / 2
 
     def _count_outputs(self, prompt: LoggedPrompt) -> None:
         """Note outputs, and which of them come back as messages of the assistant."""
@@ -461,68 +628,20 @@ class Measure:
         self._outputs.update(_digest(prompt.tenant, text) for text in prompt.outputs if text)
 
 
-class _Prompt:
-    """A prompt on its way through a pass. Arrays are by blocks, in units."""
-
-    def __init__(self, measure: Measure, texts: Sequence[_Text]) -> None:
-        def joined(arrays: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-            return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64)
-
-        self._now, self._window = measure.num_prompts, measure.scale.window
-        counts = [len(text.numbers) for text in texts]
-        self.numbers, self.lengths = joined([text.numbers for text in texts]), joined([text.lengths for text in texts])
-        self.parts, self.part_sizes = (
-            joined([text.parts for text in texts]),
-            joined([text.part_sizes for text in texts]),
-        )
-        self.kinds, self.ends = joined([text.kinds for text in texts]), np.cumsum(self.lengths)
-        self._text_of = np.repeat(np.arange(len(texts)), counts)
-        self._is_old_text = np.repeat(np.asarray([text.first < self._now for text in texts], dtype=np.bool_), counts)
-        self.units: Units | None = None
-        self.size, self.prefix = int(self.lengths.sum()), 0
-        self.most = self.again = 0.0
-        self.beyond = np.zeros(len(self.numbers), dtype=np.int64)
-        self.is_linked = self.is_whole = np.zeros(len(self.numbers), dtype=np.bool_)
-
-    @property
-    def part_starts(self) -> Indices:
-        """Which part of the prompt each block is in, by a number that differs from its neighbours'."""
-        return self._text_of * (1 << 32) + self.parts
-
-    def hashes(self, table: HashIndex) -> Hashes:
-        return table.hashes(self.numbers)
-
-    def regions(self, pairs: HashIndex) -> list[tuple[int, int]]:
-        """Where windows are that no earlier prompt is known to have: around new blocks, and known ones anew together.
-
-        Adds this prompt's pairs of neighbours.
-        """
-        reach, starts = self._window - 1, self.ends - self.lengths
-        first, second = self.numbers[:-1], self.numbers[1:]
-        is_inner = (self._text_of[:-1] == self._text_of[1:]) & self._is_old_text[1:]
-        asked = np.flatnonzero(~is_inner)
-        keys = mixed(first[asked].astype(np.uint64) << np.uint64(32) | second[asked].astype(np.uint64))
-        _, is_new_pair = pairs.number(keys)
-        apart = asked[is_new_pair]
-        apart = apart[self.is_whole[apart] & self.is_whole[apart + 1]]
-        new = np.flatnonzero(~self.is_whole)
-        lows = np.concatenate((starts[new], self.ends[apart])) - reach
-        highs = np.concatenate((self.ends[new], self.ends[apart])) + reach
-        return merged(np.maximum(lows, 0), np.minimum(highs, int(self.ends[-1])))
-
-    def unknown(self) -> Mask:
-        """The units of blocks that are new."""
-        return np.repeat(~self.is_whole, self.lengths)
+def seeds_of(prompts: Sequence[LoggedPrompt]) -> Hashes:
+    """What separates the hashes of each prompt from those of other tenants."""
+    return np.asarray([seed_of(prompt.tenant) for prompt in prompts], dtype=np.uint64)
 
 
-def merged(lows: Indices, highs: Indices) -> list[tuple[int, int]]:
-    """The union of ranges as ranges, in order."""
-    order = np.argsort(lows, kind="stable")
-    lows, highs = lows[order], np.maximum.accumulate(highs[order]) if len(order) else highs
-    is_first = np.ones(len(lows), dtype=np.bool_)
-    is_first[1:] = lows[1:] > highs[:-1]
-    ends = np.append(highs[np.flatnonzero(is_first)[1:] - 1], highs[-1:])
-    return list(zip(lows[is_first].tolist(), ends.tolist(), strict=True))
+def joined(arrays: Sequence[NDArray[Any]], kind: Any = np.int64) -> NDArray[Any]:
+    return np.concatenate(arrays) if arrays else np.zeros(0, dtype=kind)
+
+
+def sums_of(values: NDArray[Any], starts: Indices, ends: Indices) -> NDArray[Any]:
+    """The sum of each range [start, end)."""
+    sums = np.append(0, np.cumsum(values))
+    found: NDArray[Any] = sums[ends] - sums[starts]
+    return found
 
 
 def common(left: Sequence[int], right: Sequence[int]) -> int:

@@ -11,56 +11,56 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.estimate.hashing import Hashes, HashIndex, Indices, Rolling, Units, grown
+from pictool.estimate.hashing import Hashes, HashIndex, Indices, Rolling, Units, grown, spread
 
-Regions = Sequence[tuple[int, int]]  # [start, end) of a prompt's units
 Mask = NDArray[np.bool_]
 _MOST = 1 << 19  # units that are scanned together; their positions take this many numbers
 _PLACE = np.uint64((1 << 20) - 1)
 _GROUPS = 32  # of windows, by whose differences the error of a sample is told
+_CHUNK = 1 << 12  # anchors whose surroundings are compared together
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """Regions of one prompt, one after the other, and the windows in each of them."""
+class ScannedPrompts:
+    """Prompts that came one after another.
 
-    units: Units
-    places: Indices  # [units] in the prompt
-    ends: Indices  # [units] of the region that each is in
-    starts: Indices  # of the windows that are within one region
+    Fields:
+        text: of all of them. ends: [prompts] in units.
+        seeds: [prompts] of their tenants, who have no repeats in common.
+        lows, highs: [regions] what to scan. Every other window must be in an earlier prompt.
+    """
 
+    text: Rolling
+    ends: Indices
+    seeds: Hashes
+    lows: Indices
+    highs: Indices
 
-def gather(units: Units, regions: Regions, window: int) -> Gathered:
-    """Put regions together; those that are too short for a window are left out."""
-    kept = [(start, end) for start, end in regions if end - start >= window]
-    lengths = np.asarray([end - start for start, end in kept], dtype=np.int64)
-    ends = np.repeat(np.cumsum(lengths), lengths)
-    within = np.arange(len(ends), dtype=np.int64)
-    places = within + np.repeat(np.asarray([start for start, _ in kept], dtype=np.int64), lengths)
-    places -= ends - np.repeat(lengths, lengths)
-    return Gathered(units[places], places, ends, within[within + window <= ends])
+    def numbers(self, places: Indices) -> Indices:
+        """The prompts that places are in."""
+        return np.searchsorted(self.ends, places, side="right")
 
-
-def split(regions: Regions, window: int) -> list[list[tuple[int, int]]]:
-    """Regions in groups of a bounded size; parts of a longer region share all but one unit of a window."""
-    groups: list[list[tuple[int, int]]] = [[]]
-    room = _MOST
-    for start, end in regions:
-        while end - start >= window:
-            if room < window:
-                groups.append([])
-                room = _MOST
-            taken = min(room, end - start)
-            groups[-1].append((start, start + taken))
-            room -= taken
-            start += taken - window + 1
-    return groups
+    def split(self, window: int) -> Iterator[tuple[Indices, Indices]]:
+        """Regions in groups of a bounded size; parts of a longer region share all but one unit of a window."""
+        lows, highs, room = list[int](), list[int](), _MOST
+        for start, end in zip(self.lows.tolist(), self.highs.tolist(), strict=True):
+            while end - start >= window:
+                if room < window:
+                    yield np.asarray(lows, dtype=np.int64), np.asarray(highs, dtype=np.int64)
+                    lows, highs, room = [], [], _MOST
+                taken = min(room, end - start)
+                lows.append(start)
+                highs.append(start + taken)
+                room -= taken
+                start += taken - window + 1
+        if lows:
+            yield np.asarray(lows, dtype=np.int64), np.asarray(highs, dtype=np.int64)
 
 
 def cover(size: int, starts: Indices, ends: Indices) -> Mask:
@@ -81,12 +81,11 @@ class RepeatIndex(ABC):
         """Memory that it takes."""
 
     @abstractmethod
-    def scan(self, units: Units, regions: Regions, inner: Mask, seed: int) -> float:
-        """Count the units of `inner` that are in repeats of earlier prompts, then remember this one.
+    def scan(self, prompts: ScannedPrompts, inner: Mask) -> tuple[Indices, NDArray[np.float64]]:
+        """Find the units of `inner` that are in repeats of earlier prompts, and remember these prompts.
 
-        Args:
-            regions: what to scan. Every other window must be in an earlier prompt.
-            seed: that of the tenant; tenants have no repeats in common.
+        Returns:
+            Places, and how many such units each stands for.
         """
 
     @abstractmethod
@@ -116,155 +115,132 @@ class ExactRepeats(RepeatIndex):
     def error(self) -> float:
         return 0.0
 
-    def scan(self, units: Units, regions: Regions, inner: Mask, seed: int) -> float:
-        covered = np.zeros(len(units), dtype=np.bool_)
-        scans = [_Scan(self, gather(units, group, self.window), seed) for group in split(regions, self.window)]
-        for scan in scans:
-            covered[scan.text.places[scan.covered()]] = True
-        for scan in scans:
-            scan.remember(has_others=len(scans) > 1)
-        return float(np.count_nonzero(covered & inner))
+    def scan(self, prompts: ScannedPrompts, inner: Mask) -> tuple[Indices, NDArray[np.float64]]:
+        found = self._occurrences(prompts)
+        if not len(found.places):
+            return found.places, np.zeros(0)
+        hashes = prompts.text.polynomials(self._part)[found.places] + prompts.seeds[found.prompts]
+        numbers, first = self._anchors.number(hashes)
+        is_added = first == np.arange(len(first))
+        self._store(prompts, found, np.flatnonzero(is_added), numbers[is_added])
+        rest = np.flatnonzero(~is_added)
+        is_same = self._relate(prompts.text.units, found.of(rest), numbers[rest])
+        same, other = rest[is_same], rest[~is_same]
+        same = same[(first[same] < 0) | (found.prompts[first[same]] < found.prompts[same])]
+        is_known = first[other] < 0
+        self._vary(numbers[other[is_known]], prompts.seeds[found.prompts[other[is_known]]])
+        varied = np.unique(np.concatenate((other, first[other[~is_known]])))  # with the first of new anchors
+        self._is_varied[numbers[varied]] = 1
+        hits = self._number_windows(prompts, found.of(varied))
+        covered = cover(
+            len(inner), np.concatenate((found.firsts[same], hits)),
+            np.concatenate((found.lasts[same], hits)) + self.window,
+        )  # fmt: skip
+        places = np.flatnonzero(covered & inner)
+        return places, np.ones(len(places))
 
-    def relate(self, text: Gathered, places: Indices, lefts: Indices, rights: Indices, numbers: Indices) -> Mask:
-        """Whether the text around anchors is that around their first occurrences, so many units to each side."""
-        positions = self._positions[numbers]
-        pieces = np.searchsorted(self._bounds[: self._num_bounds], positions, side="right")
-        is_same = (positions - lefts >= self._bounds[pieces - 1]) & (positions + rights <= self._bounds[pieces])
+    def _occurrences(self, prompts: ScannedPrompts) -> _Occurrences:
+        """The anchors of all windows of the regions, in order."""
+        parts = [_winnow(prompts.text, *group, self.window, self._part) for group in prompts.split(self.window)]
+        places, firsts, lasts = (
+            np.concatenate([part[i] for part in parts]) if parts else np.zeros(0, dtype=np.int64) for i in range(3)
+        )
+        return _Occurrences(places, firsts, lasts, prompts.numbers(firsts))
+
+    def _number_windows(self, prompts: ScannedPrompts, found: _Occurrences) -> Indices:
+        """Remember the windows of anchors; returns the starts of those that are in an earlier prompt."""
+        starts, owners = spread(found.firsts, found.lasts + 1)
+        times = found.prompts[owners]
+        _, first = self._windows.number(prompts.text.windows(starts, self.window) + prompts.seeds[times])
+        return starts[(first < 0) | (times[first] < times)]
+
+    def _relate(self, units: Units, found: _Occurrences, numbers: Indices) -> Mask:
+        """Whether the windows of anchors are those around their first occurrences."""
+        result = np.zeros(len(numbers), dtype=np.bool_)
         offsets = np.arange(-(self.window - self._part), self.window)
-        is_asked = (offsets >= -lefts[:, None]) & (offsets < rights[:, None])
-        own = text.units[np.clip(places[:, None] + offsets, 0, len(text.units) - 1)]
-        first = self._text[np.clip(positions[:, None] + offsets, 0, self._length - 1)]
-        result: Mask = is_same & ((own == first) | ~is_asked).all(axis=1)
+        bounds = self._bounds[: self._num_bounds]
+        for at in range(0, len(numbers), _CHUNK):
+            chunk = slice(at, at + _CHUNK)
+            places, positions = found.places[chunk, None], self._positions[numbers[chunk], None]
+            lefts, rights = found.firsts[chunk, None] - places, found.lasts[chunk, None] - places + self.window
+            pieces = np.searchsorted(bounds, positions, side="right")
+            is_within = (positions + lefts >= bounds[pieces - 1]) & (positions + rights <= bounds[pieces])
+            own = units.take(places + offsets, mode="clip")
+            first = self._text.take(positions + offsets, mode="clip")
+            is_equal = ((own == first) | (offsets < lefts) | (offsets >= rights)).all(axis=1)
+            result[chunk] = is_within[:, 0] & is_equal
         return result
 
-    def vary(self, numbers: Indices, seed: int) -> None:
+    def _vary(self, numbers: Indices, seeds: Hashes) -> None:
         """Keep the windows around the first occurrences of anchors, unless they are kept."""
-        numbers = np.unique(numbers[self._is_varied[numbers] == 0])
-        if not len(numbers):
-            return
+        new = np.flatnonzero(self._is_varied[numbers] == 0)
+        numbers, index = np.unique(numbers[new], return_index=True)
+        seeds, positions = seeds[new[index]], self._positions[numbers]
         self._is_varied[numbers] = 1
-        positions = self._positions[numbers]
         pieces = np.searchsorted(self._bounds[: self._num_bounds], positions, side="right")
         starts = np.maximum(self._bounds[pieces - 1], positions - (self.window - self._part))
         ends = np.minimum(self._bounds[pieces], positions + self.window)
-        around = list(zip(starts.tolist(), ends.tolist(), strict=True))
-        for group in split(around, self.window):
-            text = gather(self._text, group, self.window)
-            self._windows.number(Rolling(text.units, seed).windows(self.window)[text.starts])
+        for at in range(0, len(numbers), _CHUNK):
+            chunk = slice(at, at + _CHUNK)
+            places, owners = spread(starts[chunk], ends[chunk])
+            within = np.flatnonzero(places + self.window <= ends[chunk][owners])
+            text = Rolling(self._text[places])
+            self._windows.number(text.windows(within, self.window) + seeds[chunk][owners[within]])
 
-    def store(self, text: Gathered, is_kept: Mask) -> Indices:
-        """Append the chosen units to the text; returns the place of each unit there."""
-        chosen = np.flatnonzero(is_kept)
-        is_first = np.ones(len(chosen), dtype=np.bool_)
-        is_first[1:] = (np.diff(chosen) > 1) | (np.diff(text.ends[chosen]) > 0)
-        size = self._length + len(chosen)
-        if self._text.dtype != text.units.dtype:
-            self._text = np.zeros(0, dtype=text.units.dtype)  # the first text; all are of one kind
-        self._text = grown(self._text, size, 0)
-        self._text[self._length : size] = text.units[chosen]
-        new = np.append(self._length + np.flatnonzero(is_first)[1:], size)
-        self._bounds = grown(self._bounds, self._num_bounds + len(new), 0)
-        self._bounds[self._num_bounds : self._num_bounds + len(new)] = new
-        self._num_bounds += len(new)
-        places = self._length + np.cumsum(is_kept) - 1
-        self._length = size
-        return places
-
-    def add_anchors(self, hashes: Hashes) -> tuple[Indices, Indices]:
-        """Add anchors that are new: their numbers, and which of them are the first of their hash."""
-        unique, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-        numbers = self._anchors.count + inverse
-        self._anchors.add(unique)
+    def _store(self, prompts: ScannedPrompts, found: _Occurrences, new: Indices, numbers: Indices) -> None:
+        """Append the windows of new anchors to the text, where they are the first."""
         self._positions = grown(self._positions, self._anchors.count, 0)
         self._is_varied = grown(self._is_varied, self._anchors.count, 0)
-        return numbers, first
+        lows, highs = merged(found.firsts[new], found.lasts[new] + self.window, found.prompts[new])
+        places, _ = spread(lows, highs)
+        ends = self._length + np.cumsum(highs - lows)
+        size = self._length + len(places)
+        units = prompts.text.units
+        if self._text.dtype != units.dtype:
+            self._text = np.zeros(0, dtype=units.dtype)  # the first text; all are of one kind
+        self._text = grown(self._text, size, 0)
+        self._text[self._length : size] = units[places]
+        self._bounds = grown(self._bounds, self._num_bounds + len(ends), 0)
+        self._bounds[self._num_bounds : self._num_bounds + len(ends)] = ends
+        self._num_bounds += len(ends)
+        piece = np.searchsorted(lows, found.places[new], side="right") - 1
+        self._positions[numbers] = found.places[new] + (ends - highs)[piece]
+        self._length = size
 
 
-class _Scan:
-    """Regions of a prompt against the index: what they repeat, then they themselves."""
+@dataclass(frozen=True)
+class _Occurrences:
+    """Anchors, the first and the last start of the windows of each, and their prompts. [anchors] each, in order."""
 
-    def __init__(self, index: ExactRepeats, text: Gathered, seed: int) -> None:
-        self._index, self.text, self._seed = index, text, seed
-        self._windows: Hashes | None = None
-        window, part = index.window, index._part
-        if not len(text.starts):
-            self._places = self._firsts = self._lasts = np.zeros(0, dtype=np.int64)
-            return
-        self._rolling = Rolling(text.units, seed)
-        hashes = self._rolling.polynomials(part)
-        packed = (hashes & ~_PLACE) | np.arange(len(hashes), dtype=np.uint64)
-        least = (sliding_min(packed, window - part + 1) & _PLACE).astype(np.int64)[text.starts]
-        changes = np.flatnonzero(np.diff(least)) + 1
-        bounds = np.concatenate(([0], changes, [len(least)]))
-        self._places = least[bounds[:-1]]
-        self._firsts, self._lasts = text.starts[bounds[:-1]], text.starts[bounds[1:] - 1]  # windows of each anchor
-        self._hashes = hashes[self._places]
+    places: Indices
+    firsts: Indices
+    lasts: Indices
+    prompts: Indices
 
-    def covered(self) -> Mask:
-        """Which units are in repeats."""
-        index, window = self._index, self._index.window
-        if not len(self._places):
-            return np.zeros(len(self.text.units), dtype=np.bool_)
-        self._numbers = index._anchors.find(self._hashes)
-        known = np.flatnonzero(self._numbers >= 0)
-        same, other = self._compare(known)
-        index.vary(self._numbers[other], self._seed)
-        self._varied = other
-        starts = self._starts_of(other)
-        hits = starts[index._windows.find(self._window_hashes()[starts]) >= 0] if len(starts) else starts
-        return cover(
-            len(self.text.units), np.concatenate((self._firsts[same], hits)),
-            np.concatenate((self._lasts[same] + window, hits + window)),
-        )  # fmt: skip
+    def of(self, which: Indices) -> _Occurrences:
+        return _Occurrences(self.places[which], self.firsts[which], self.lasts[which], self.prompts[which])
 
-    def remember(self, has_others: bool) -> None:
-        """Add the anchors that are new, and the windows of those that occur in other surroundings than at first.
 
-        Args:
-            has_others: whether other parts of the prompt may have added some of them meanwhile.
-        """
-        index = self._index
-        if not len(self._places):
-            return
-        self._numbers = index._anchors.find(self._hashes) if has_others else self._numbers
-        new = np.flatnonzero(self._numbers < 0)
-        if len(new):
-            numbers, first = index.add_anchors(self._hashes[new])
-            self._numbers[new] = numbers
-            first = new[first]
-            index._positions[self._numbers[first]] = index.store(self.text, self._around(first))[self._places[first]]
-            is_first = np.zeros(len(self._places), dtype=np.bool_)
-            is_first[first] = True
-            new = new[~is_first[new]]
-        _, other = self._compare(new)
-        index.vary(self._numbers[other], self._seed)
-        starts = self._starts_of(np.concatenate((self._varied, other)))
-        if len(starts):
-            index._windows.number(self._window_hashes()[starts])
+def _winnow(text: Rolling, lows: Indices, highs: Indices, window: int, part: int) -> tuple[Indices, Indices, Indices]:
+    """The places of the anchors of all windows within regions, and the first and the last start of their windows."""
+    places, owners = spread(lows, highs)
+    hashes = text.polynomials(part).take(places, mode="clip")
+    packed = (hashes & ~_PLACE) | np.arange(len(hashes), dtype=np.uint64)
+    starts = np.flatnonzero(places + window <= highs[owners])
+    least = (sliding_min(packed, window - part + 1)[starts] & _PLACE).astype(np.int64)
+    ends = np.append(np.flatnonzero(np.diff(least)), len(least) - 1)
+    return places[least[ends]], places[starts[np.append(0, ends[:-1] + 1)]], places[starts[ends]]
 
-    def _compare(self, which: Indices) -> tuple[Indices, Indices]:
-        """Those of some known anchors around which all is as at their first occurrence, and the others."""
-        if not len(which):
-            return which, which
-        places, lefts = self._places[which], self._places[which] - self._firsts[which]
-        rights = self._lasts[which] + self._index.window - places
-        is_same = self._index.relate(self.text, places, lefts, rights, self._numbers[which])
-        return which[is_same], which[~is_same]
 
-    def _around(self, which: Indices) -> Mask:
-        """The units of all windows with these anchors."""
-        return cover(len(self.text.units), self._firsts[which], self._lasts[which] + self._index.window)
-
-    def _starts_of(self, which: Indices) -> Indices:
-        """The starts of the windows of these anchors."""
-        counts = self._lasts[which] - self._firsts[which] + 1
-        ends = np.cumsum(counts)
-        return np.repeat(self._firsts[which] - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
-
-    def _window_hashes(self) -> Hashes:
-        if self._windows is None:
-            self._windows = self._rolling.windows(self._index.window)
-        return self._windows
+def merged(lows: Indices, highs: Indices, groups: Indices) -> tuple[Indices, Indices]:
+    """The union of the ranges of each group as ranges, in order. Groups are one after another."""
+    order = np.argsort(lows, kind="stable")
+    shift = groups[order]  # so that the end of a group is not the start of the next
+    lows, highs = lows[order] + shift, np.maximum.accumulate(highs[order] + shift)
+    is_first = np.ones(len(lows), dtype=np.bool_)
+    is_first[1:] = lows[1:] > highs[:-1]
+    first = np.flatnonzero(is_first)
+    return lows[first] - shift[first], highs[np.append(first[1:] - 1, len(highs) - 1)[: len(first)]] - shift[first]
 
 
 def sliding_min(values: Hashes, width: int) -> Hashes:
@@ -282,7 +258,7 @@ class SampledRepeats(RepeatIndex):
 
     Each window that begins in `inner` and was there before is a unit in a repeat. The last units of a repeat begin no
     such window: of those, between none and all are counted already. The middle is told, and half of them as error, with
-    three standard errors of the sample.
+    three standard errors of both.
     """
 
     window: int
@@ -290,50 +266,57 @@ class SampledRepeats(RepeatIndex):
     rate: int = 1  # one window of so many is kept
     _kept: HashIndex = field(default_factory=HashIndex)
     _groups: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_GROUPS))
-    _edges: float = 0.0
+    _edges: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_GROUPS))
 
     @property
     def num_bytes(self) -> int:
         return self._kept.num_bytes
 
     def error(self) -> float:
-        spread = float(((self._groups - self._groups.mean()) ** 2).sum()) * _GROUPS / (_GROUPS - 1)
-        return 3 * math.sqrt(spread) + self._edges
+        deviation = math.sqrt(_GROUPS) * (self._groups.std(ddof=1) + self._edges.std(ddof=1))
+        return float(3 * deviation + self._edges.sum())
 
-    def scan(self, units: Units, regions: Regions, inner: Mask, seed: int) -> float:
-        covered, counted, new = np.zeros(len(units), dtype=np.bool_), 0.0, list[Hashes]()
-        for group in split(regions, self.window):
-            text = gather(units, group, self.window)
-            if not len(text.starts):
-                continue
-            rolling = Rolling(text.units, seed)
-            hashes = rolling.windows(self.window)[text.starts]
-            sampled = np.flatnonzero(hashes % np.uint64(self.rate) == 0)
-            starts, hashes = text.starts[sampled], hashes[sampled]
-            is_hit = self._kept.find(hashes) >= 0
-            new.append(hashes)
-            if self.rate == 1:
-                hits = starts[is_hit]
-                covered[text.places[cover(len(text.units), hits, hits + self.window)]] = True
-            has_next = starts + self.window < text.ends[starts]
-            longer = rolling.ranges(starts[has_next], starts[has_next] + self.window + 1)
-            new.append((longer & ~_PLACE) | (hashes[has_next] & _PLACE))  # kept as long as the window's own
-            if self.rate > 1:
-                is_end = text.places[starts] + self.window == len(units)
-                is_end[has_next] = self._kept.find(new[-1]) < 0
-                counted += self._count(hashes[is_hit], inner[text.places[starts[is_hit]]], is_end[is_hit])
-        for hashes in new:
-            self._kept.number(hashes)
+    def scan(self, prompts: ScannedPrompts, inner: Mask) -> tuple[Indices, NDArray[np.float64]]:
+        text, groups = prompts.text, list(prompts.split(self.window))
+        sampled = [self._sample(prompts, lows, highs) for lows, highs in groups]
+        if not sampled:
+            return np.zeros(0, dtype=np.int64), np.zeros(0)
+        starts, highs, hashes = (np.concatenate([part[i] for part in sampled]) for i in range(3))
+        times = prompts.numbers(starts)
+        has_next = np.flatnonzero(starts + self.window < highs)
+        longer = text.windows(starts[has_next], self.window + 1) + prompts.seeds[times[has_next]]
+        longer = (longer & ~_PLACE) | (hashes[has_next] & _PLACE)  # kept as long as the window's own
+        is_hit = self._are_earlier(hashes, times)
+        is_end = starts + self.window == prompts.ends[times]
+        is_end[has_next] = ~self._are_earlier(longer, times[has_next])
+        hits = starts[is_hit]
+        if self.rate == 1:
+            places = np.flatnonzero(cover(len(inner), hits, hits + self.window) & inner)
+            found = places, np.ones(len(places))
+        else:
+            found = hits, self._count(hashes[is_hit], inner[hits], is_end[is_hit])
         self._thin()
-        return counted + float(np.count_nonzero(covered & inner))
+        return found
 
-    def _count(self, hashes: Hashes, is_inner: Mask, is_end: Mask) -> float:
+    def _sample(self, prompts: ScannedPrompts, lows: Indices, highs: Indices) -> tuple[Indices, Indices, Hashes]:
+        """The chosen ones of the windows of regions: their starts, the ends of their regions, and hashes."""
+        starts, owners = spread(lows, highs - self.window + 1)
+        hashes = prompts.text.windows(starts, self.window) + prompts.seeds[prompts.numbers(lows)[owners]]
+        chosen = np.flatnonzero(hashes % np.uint64(self.rate) == 0)
+        return starts[chosen], highs[owners[chosen]], hashes[chosen]
+
+    def _are_earlier(self, hashes: Hashes, times: Indices) -> Mask:
+        """Which hashes an earlier prompt has; all are kept."""
+        _, first = self._kept.number(hashes)
+        return (first < 0) | (times[first] < times)
+
+    def _count(self, hashes: Hashes, is_inner: Mask, is_end: Mask) -> NDArray[np.float64]:
         """An estimate of the units of repeats, by sampled windows that were there before. Adds to the error."""
         edges = 0.5 * (self.window - 1) * is_end
         groups = ((hashes >> np.uint64(40)) % np.uint64(_GROUPS)).astype(np.int64)
         self._groups += self.rate * np.bincount(groups, is_inner + edges, _GROUPS)
-        self._edges += self.rate * float(edges.sum())
-        return float(self.rate * (is_inner + edges).sum())
+        self._edges += self.rate * np.bincount(groups, edges, _GROUPS)
+        return self.rate * (is_inner + edges)
 
     def _thin(self) -> None:
         """Keep fewer windows where they take more than the budget."""

@@ -115,8 +115,6 @@ class Report:
                 "rates": None if self.rates is None else self.rates.source,
             },
             "tokens": self._tokens(totals.tokens) | {
-                "linked": totals.tokens.linked if self.measure.linked_is_known else None,
-                "at_most": totals.tokens.most if self.measure.most_is_known else None,
                 "at_most_error": totals.most_error if self.measure.most_is_known else None,
                 "sampled_1_in": self.measure.sample_rate, "missed_at_most": totals.forgotten,
             },
@@ -155,14 +153,14 @@ class Report:
         totals = self.totals
         return sorted(zip(self.measure.capacities, totals.prefix_at.tolist(), totals.linked_at.tolist(), strict=True))
 
-    @staticmethod
-    def _tokens(tokens: Tokens) -> dict[str, float]:
+    def _tokens(self, tokens: Tokens) -> dict[str, float | None]:
         new = tokens.total - tokens.prefix - tokens.linked
         return {
             "requests": tokens.prompts,
             "total": tokens.total,
             "prefix": tokens.prefix,
-            "linked": tokens.linked,
+            "linked": tokens.linked if self.measure.linked_is_known else None,
+            "at_most": tokens.most if self.measure.most_is_known else None,
             "new": new,
         }
 

@@ -148,7 +148,7 @@ class RequestLog:
 
     def _blocks(self, data: bytes, key: bytes) -> list[list[Any]]:
         rolling = Rolling(np.frombuffer(data, dtype=np.uint8), int.from_bytes(key[:7], "little"))
-        ends = self._scale.cut(rolling, [0, len(data)]).tolist()
+        ends = self._scale.cut(rolling, np.asarray([0]), np.asarray([len(data)])).tolist()
         return [[_hash(data[start:end], key), end - start] for start, end in zip([0, *ends], ends, strict=False)]
 
     def _key_of(self, tenant: str) -> bytes:

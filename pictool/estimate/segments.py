@@ -75,17 +75,17 @@ class TokenScale:
         """The shortest repeat in units."""
         return self.min_tokens * self.per_token
 
-    def cut(self, text: Rolling, bounds: Sequence[int]) -> NDArray[np.int64]:
-        """The ends of the blocks of a text in units; none crosses a bound. `bounds` are 0, the parts' ends, the end."""
+    def cut(self, text: Rolling, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The ends of the blocks of some parts [start, end) of a text, in units, one part after another."""
         reach = _CUT_TOKENS * self.per_token
         limit = np.uint64((1 << 64) // (_MEAN_TOKENS * self.per_token))
         candidates = np.flatnonzero(text.polynomials(reach) < limit) + reach
-        lows = np.searchsorted(candidates, np.asarray(bounds[:-1]) + reach).tolist()
-        highs = np.searchsorted(candidates, bounds[1:]).tolist()
-        ends = list[int]()
-        for start, end, low, high in zip(bounds, bounds[1:], lows, highs, strict=False):
-            ends += bounded_cuts(candidates[low:high].tolist(), start, end, self.window, MAX_TOKENS * self.per_token)
-        return np.asarray(ends, dtype=np.int64)
+        lows = np.searchsorted(candidates, starts + reach).tolist()
+        highs = np.searchsorted(candidates, ends).tolist()
+        places, found = candidates.tolist(), list[int]()
+        for start, end, low, high in zip(starts.tolist(), ends.tolist(), lows, highs, strict=True):
+            found += bounded_cuts(places[low:high], start, end, self.window, MAX_TOKENS * self.per_token)
+        return np.asarray(found, dtype=np.int64)
 
 
 def bounded_cuts(candidates: Sequence[int], start: int, end: int, least: int, most: int) -> list[int]:

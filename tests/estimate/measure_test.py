@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import random
 import string
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, trainers
 
-from estimate.references import prefixes, repeated
+from estimate.references import prefixes, repeats
 from pictool.estimate.hashing import Rolling
 from pictool.estimate.lru import LruCaches
-from pictool.estimate.measure import Measure, seed_of
+from pictool.estimate.measure import Measure
 from pictool.estimate.segments import LoggedPrompt, Segment, TokenScale, split_text
 
 MIN_TOKENS = 8
@@ -45,7 +46,7 @@ def random_prompts(draw: random.Random) -> list[LoggedPrompt]:
     ]
 
 
-def blocks_of(segment: Segment, tenant: str) -> list[tuple[bytes, bytes]]:
+def blocks_of(segment: Segment) -> list[tuple[bytes, bytes]]:
     """The blocks of a message, each with the part that it is in."""
     assert isinstance(segment.content, str)
     is_whole = segment.is_marked or segment.kind == "assistant"
@@ -53,8 +54,8 @@ def blocks_of(segment: Segment, tenant: str) -> list[tuple[bytes, bytes]]:
     found = []
     for part in parts:
         data, at = part.encode(), 0
-        rolling = Rolling(np.frombuffer(data, dtype=np.uint8), seed_of(tenant))
-        for end in SCALE.cut(rolling, [0, len(data)]).tolist():
+        rolling = Rolling(np.frombuffer(data, dtype=np.uint8))
+        for end in SCALE.cut(rolling, np.asarray([0]), np.asarray([len(data)])).tolist():
             found.append((data[at:end], data))
             at = end
     return found
@@ -65,7 +66,7 @@ def linked(prompts: Sequence[LoggedPrompt], starts: Sequence[int]) -> list[int]:
     counts, known = [], set[bytes]()
     for prompt, start in zip(prompts, starts, strict=True):
         at = count = 0
-        blocks = [block for segment in prompt.segments for block in blocks_of(segment, prompt.tenant)]
+        blocks = [block for segment in prompt.segments for block in blocks_of(segment)]
         for block, part in blocks:
             is_known = any(len(text) >= SCALE.window and text in known for text in (block, part))
             count += max(0, at + len(block) - max(start, at)) if is_known else 0
@@ -73,6 +74,17 @@ def linked(prompts: Sequence[LoggedPrompt], starts: Sequence[int]) -> list[int]:
         counts.append(count)
         known.update(text for block in blocks for text in block)
     return counts
+
+
+def kinds_of(prompt: LoggedPrompt) -> list[str]:
+    """The kind of each byte."""
+    kinds = list[str]()
+    for segment in prompt.segments:
+        is_whole = segment.is_marked or segment.kind == "assistant"
+        content = str(segment.content)
+        for kind, text in [(segment.kind, content)] if is_whole else split_text(segment.kind, content):
+            kinds += [kind] * len(text.encode())
+    return kinds
 
 
 def data_of(prompt: LoggedPrompt) -> bytes:
@@ -86,7 +98,8 @@ def test_prefix_linkable_and_at_most_are_those_of_their_definitions(part: int) -
         measure = Measure(MIN_TOKENS)
         for prompt in prompts:
             measure.add(prompt)
-        found = np.asarray(measure.series).reshape(-1, 5)[:, 1:] * 4
+        measure.finish()
+        found, most = np.asarray(measure.series).reshape(-1, 5)[:, 1:] * 4, Counter[str]()
         for tenant in {prompt.tenant for prompt in prompts}:
             own = [i for i, prompt in enumerate(prompts) if prompt.tenant == tenant]
             texts = [data_of(prompts[i]) for i in own]
@@ -94,7 +107,11 @@ def test_prefix_linkable_and_at_most_are_those_of_their_definitions(part: int) -
             assert found[own, 0].tolist() == [len(text) for text in texts]
             assert found[own, 1].tolist() == starts
             assert found[own, 2].tolist() == linked([prompts[i] for i in own], starts)
-            assert found[own, 3].tolist() == repeated(texts, SCALE.window)
+            places = repeats(texts, SCALE.window)
+            assert found[own, 3].tolist() == [sum(which) for which in places]
+            for i, which in zip(own, places, strict=True):
+                most.update(itertools.compress(kinds_of(prompts[i]), which))
+        assert {kind: tokens.most * 4 for kind, tokens in measure.totals.kinds.items() if tokens.most} == most
 
 
 def test_parts_are_the_whole_text() -> None:
@@ -104,7 +121,9 @@ def test_parts_are_the_whole_text() -> None:
                 assert "".join(text for _, text in split_text("user", str(segment.content))) == segment.content
 
 
-def test_caches_of_all_capacities_are_lists_of_the_last_used() -> None:
+@pytest.mark.parametrize("room", [16, 1 << 20])
+def test_caches_of_all_capacities_are_lists_of_the_last_used(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pictool.estimate.lru._ROOM", room)
     for seed in range(60):
         draw = random.Random(seed)
         sizes = [draw.randrange(1, 9) for _ in range(30)]

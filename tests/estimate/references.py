@@ -62,16 +62,21 @@ class SuffixAutomaton:
 
 
 def repeated(prompts: Sequence[Sequence[int]], window: int) -> list[int]:
-    """Of each prompt, the units in repeats of `window` or more of an earlier one."""
-    automaton, counts = SuffixAutomaton(), []
+    """Of each prompt, how many units are in repeats of `window` or more of an earlier one."""
+    return [sum(places) for places in repeats(prompts, window)]
+
+
+def repeats(prompts: Sequence[Sequence[int]], window: int) -> list[list[bool]]:
+    """Of each prompt, which units they are."""
+    automaton, found = SuffixAutomaton(), []
     for prompt in prompts:
         is_covered = [False] * len(prompt)
         for end, length in enumerate(automaton.longest(prompt), 1):
             if length >= window:
                 is_covered[end - length : end] = [True] * length
-        counts.append(sum(is_covered))
+        found.append(is_covered)
         automaton.add(prompt)
-    return counts
+    return found
 
 
 def prefixes(prompts: Sequence[bytes], block: int) -> list[int]:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from estimate.references import SuffixAutomaton, repeated
-from pictool.estimate.repeats import ExactRepeats, RepeatIndex, SampledRepeats, split
+from pictool.estimate.hashing import Rolling
+from pictool.estimate.repeats import ExactRepeats, RepeatIndex, SampledRepeats, ScannedPrompts
 
 
 def random_log(draw: random.Random, window: int) -> list[bytes]:
@@ -28,14 +29,21 @@ def random_log(draw: random.Random, window: int) -> list[bytes]:
     return [b"".join(piece() for _ in range(draw.randrange(5))) for _ in range(draw.randrange(1, 14))]
 
 
-def counts_of(repeats: RepeatIndex, log: list[bytes], kind: Any = np.uint8, seed: int = 0) -> list[float]:
-    return [
-        repeats.scan(
-            np.frombuffer(prompt, dtype=np.uint8).astype(kind), [(0, len(prompt))],
-            np.ones(len(prompt), dtype=np.bool_), seed,
-        )
-        for prompt in log
-    ]  # fmt: skip
+def scanned(repeats: RepeatIndex, log: list[Any], seed: int = 0) -> list[float]:
+    """Of each prompt, the units in repeats; all of them are scanned together."""
+    sizes = np.asarray([len(prompt) for prompt in log])
+    ends, seeds = np.cumsum(sizes), np.full(len(log), seed, dtype=np.uint64)
+    prompts = ScannedPrompts(Rolling(np.concatenate(log)), ends, seeds, ends - sizes, ends)
+    places, counts = repeats.scan(prompts, np.ones(int(sizes.sum()), dtype=np.bool_))
+    found: list[float] = np.bincount(prompts.numbers(places), counts, len(log)).tolist()
+    return found
+
+
+def counts_of(
+    repeats: RepeatIndex, log: list[bytes], kind: Any = np.uint8, seed: int = 0, batch: int = 1
+) -> list[float]:
+    units = [np.frombuffer(prompt, dtype=np.uint8).astype(kind) for prompt in log]
+    return [count for at in range(0, len(units), batch) for count in scanned(repeats, units[at : at + batch], seed)]
 
 
 @pytest.mark.parametrize("part", range(10))
@@ -47,7 +55,7 @@ def test_repeats_are_those_of_a_suffix_automaton(part: int) -> None:
         log, kind = random_log(draw, window), draw.choice([np.uint8, np.int32])
         expected = repeated(log, window)
         for repeats in (ExactRepeats(window), SampledRepeats(window, 1 << 30)):
-            assert counts_of(repeats, log, kind) == expected
+            assert counts_of(repeats, log, kind, batch=draw.choice([1, 2, 5, 20])) == expected
             assert repeats.error() == 0
 
 
@@ -73,10 +81,9 @@ def test_tenants_repeat_nothing_of_each_other() -> None:
 
 def test_a_long_region_is_scanned_in_parts_that_share_windows() -> None:
     text = np.random.default_rng(1).integers(0, 256, 3 << 19).astype(np.uint8)
-    repeats, everything = ExactRepeats(64), np.ones(3 << 19, dtype=np.bool_)
-    assert len(split([(0, len(text))], 64)) > 2
-    assert repeats.scan(text, [(0, len(text))], everything, 0) == 0
-    assert repeats.scan(text, [(0, len(text))], everything, 0) == len(text)
+    repeats = ExactRepeats(64)
+    assert scanned(repeats, [text]) == [0]
+    assert scanned(repeats, [text]) == [len(text)]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -89,7 +96,6 @@ def test_a_sample_is_within_the_error_that_it_tells(seed: int) -> None:
         chosen = [documents[i] for i in draw.integers(0, len(documents), 3)]
         parts = [part for document in chosen for part in (document, draw.integers(0, 256, 50).astype(np.uint8))]
         prompt = np.concatenate(parts)
-        everything = np.ones(len(prompt), dtype=np.bool_)
-        sums += [repeats.scan(prompt, [(0, len(prompt))], everything, 0) for repeats in (exact, sampled)]
+        sums += [scanned(repeats, [prompt])[0] for repeats in (exact, sampled)]
     assert sampled.rate > 1 and sampled.num_bytes <= 1 << 20
     assert abs(sums[1] - sums[0]) <= sampled.error() < 0.2 * sums[0]

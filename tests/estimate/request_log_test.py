@@ -46,6 +46,7 @@ def measured(path: Path) -> Measure:
     measure = Measure()
     for prompt in LogReader().read([str(path)]):
         measure.add(prompt)
+    measure.finish()
     return measure
 
 
