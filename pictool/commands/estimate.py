@@ -20,10 +20,11 @@ from pictool.escapes import visible
 
 if TYPE_CHECKING:
     from pictool.estimate.costs import CostRates, ModelSize
-    from pictool.estimate.measure import Measure, Tokens
+    from pictool.estimate.measure import Measure
     from pictool.estimate.readers import LogReader
     from pictool.estimate.report import Report
     from pictool.estimate.segments import LoggedPrompt
+    from pictool.estimate.totals import Tokens
     from pictool.runtime.model import Model
 
 app = make_app()
@@ -345,7 +346,7 @@ def print_capacities(report: Report) -> None:
 
 
 def print_prefill(report: Report) -> None:
-    from pictool.estimate.measure import WAYS
+    from pictool.estimate.totals import WAYS
 
     print(f"\n{'prefill':<19}{'tokens computed':>15}  {'share':>7}  {'PFLOP':>10}  {'seconds':>10}")
     none = report.totals.computed["none"].rows

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pictool.errors import InputError
-from pictool.estimate.measure import HEAD_TOKENS, Computed
+from pictool.estimate.measure import HEAD_TOKENS
+from pictool.estimate.totals import Computed
 
 KV_BYTES = 2  # of a number, as bfloat16 and float16 have
 DEFAULT_SHAPE = "llama-3.1-8b"

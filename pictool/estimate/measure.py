@@ -14,15 +14,15 @@ import hashlib
 import itertools
 import time
 from array import array
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pictool.estimate.batch import LogBatch, Sums
 from pictool.estimate.hashing import (
     ChainIndex,
     Hashes,
@@ -33,11 +33,10 @@ from pictool.estimate.hashing import (
     chained,
     grown,
     hashes_of_runs,
-    mixed,
     spread,
 )
 from pictool.estimate.lru import LruCaches
-from pictool.estimate.repeats import ExactRepeats, RepeatIndex, SampledRepeats, ScannedPrompts, merged
+from pictool.estimate.repeats import ExactRepeats, RepeatIndex, SampledRepeats, ScannedPrompts
 from pictool.estimate.segments import (
     BLOCK_TOKENS,
     BYTES_PER_TOKEN,
@@ -48,97 +47,22 @@ from pictool.estimate.segments import (
     TokenScale,
     split_text,
 )
+from pictool.estimate.totals import WAYS, Repeated, Totals
 
 Tokenize = Callable[[str], Sequence[int]]
-Mask = NDArray[np.bool_]
-Sums = NDArray[np.float64]
 CAPACITIES = tuple(1 << power for power in range(14, 35, 2))  # tokens, of the curve
 LARGE_BLOCK = 256  # tokens, as of LMCache
 HEAD_TOKENS = 16  # of a linked document, which legolink-16 computes again
 FIXUP_SHARE = 0.1  # of the linked tokens, which fixup-10 computes again
-WAYS = ("none", "prefix", "naive", "legolink-16", "fixup-10")
 _MAX_DOCUMENTS = 1 << 17
 _MAX_BORDERS, _BORDER = 1000, 64  # whose tokens are compared; characters on each side
 _SHOWN = 60  # characters of a document's beginning
 _BATCH = 1 << 17  # units of prompts that are measured together, since each call of numpy costs as much as 1,000 units
 
 
-@dataclass
-class Tokens:
-    """Sums over prompts."""
-
-    prompts: int = 0
-    total: float = 0.0
-    prefix: float = 0.0
-    linked: float = 0.0  # beyond the prefix
-    most: float = 0.0
-
-    def add(self, prompts: int, total: float, prefix: float, linked: float, most: float) -> None:
-        self.prompts += prompts
-        self.total += total
-        self.prefix += prefix
-        self.linked += linked
-        self.most += most
-
-
-@dataclass
-class Repeated:
-    """A document that prompts repeat: what it is called, how often it was linked beyond a prefix, and its tokens."""
-
-    name: str
-    kind: str
-    tokens: float
-    uses: int = 0
-    saved: float = 0.0
-    text: str | None = None
-
-
-@dataclass
-class Computed:
-    """Tokens that prefill computes in all, and pairs of them in attention, under one way to reuse."""
-
-    rows: float = 0.0
-    pairs: float = 0.0
-
-
-@dataclass
-class Totals:
-    """What a pass found, in tokens.
-
-    Fields:
-        prefix_at, linked_at: reused by LRU caches of the capacities, in their order.
-        distinct: of different blocks, what a store of all of them holds.
-        losses: tokens of linked documents that blocks of 16 and 256 tokens do not hold; of prefixes, 256 against 16.
-        returned: of outputs in the log that came back in prompts; None: no outputs are in it.
-        forgotten: by how much prefix and linkable may be too low, because memory was used up.
-        border_loss: tokens that a tokenizer merges over a border of two parts, in the mean; None: not known.
-        seconds: of the pass. tokenizer_s: of these, in the tokenizer.
-    """
-
-    tokens: Tokens = field(default_factory=Tokens)
-    kinds: dict[str, Tokens] = field(default_factory=lambda: defaultdict(Tokens))
-    tenants: dict[str, Tokens] = field(default_factory=lambda: defaultdict(Tokens))
-    hours: dict[int, Tokens] = field(default_factory=lambda: defaultdict(Tokens))
-    computed: dict[str, Computed] = field(default_factory=lambda: {way: Computed() for way in WAYS})
-    losses: Counter[str] = field(default_factory=Counter)
-    prefix_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    linked_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    distinct: float = 0.0
-    hashed: int = 0  # prompts of which the log has hashes only
-    chained: int = 0  # of these, such whose hashes are of all that comes before
-    num_linked: int = 0  # documents
-    outputs: float | None = None
-    returned: float | None = None
-    forgotten: float = 0.0
-    most_error: float = 0.0
-    border_loss: float | None = None
-    seconds: float = 0.0
-    tokenizer_s: float = 0.0
-
-
 @dataclass(frozen=True)
 class _Text:
-    """A text as the pass keeps it. `blocks` are those of `_Batch`."""
+    """A text as the pass keeps it. `blocks` are those of `LogBatch`."""
 
     blocks: Indices
     first: int  # the prompt that had it first
@@ -156,75 +80,6 @@ class _NewText:
     start: int
     prompt: int
     is_kept: bool
-
-
-@dataclass
-class _Batch:
-    """Prompts that are measured together. Arrays are by blocks, in units, if nothing else is said.
-
-    Fields:
-        first: the number of the first prompt. ends: [prompts] in units.
-        blocks: [5, blocks] their numbers, lengths, the numbers of the parts that they are in, lengths of these, kinds.
-        prompts: from 0 on. texts: the message that each block is in. is_old_text: an earlier prompt has it.
-        text: of all prompts; None: the log has hashes only.
-        prefix: [prompts]. again: [prompts] tokens that legolink-16 computes of what is linked.
-        beyond: of a block, what is after the prefix. most: of a block, what is in repeats.
-        is_whole: an earlier prompt has this block, which is long enough. is_linked: it, or its part, beyond the prefix.
-    """
-
-    logged: Sequence[LoggedPrompt]
-    first: int
-    blocks: Indices
-    prompts: Indices
-    texts: Indices
-    is_old_text: Mask
-    seeds: Hashes
-    text: Rolling | None
-
-    def __post_init__(self) -> None:
-        self.numbers, self.lengths, self.parts, self.part_sizes, self.kinds = self.blocks
-        count = len(self.logged)
-        self.block_ends = np.cumsum(self.lengths)
-        self.sizes = self.sum(self.lengths).astype(np.int64)
-        self.ends = np.cumsum(self.sizes)
-        self.bounds = np.searchsorted(self.prompts, np.arange(count + 1))  # [prompts + 1] of blocks
-        self.prefix, self.again = np.zeros(count, dtype=np.int64), self.sum(0 * self.lengths)
-        self.beyond, self.most = np.zeros(len(self.lengths), dtype=np.int64), np.zeros(len(self.lengths))
-        self.is_whole = self.is_linked = np.zeros(len(self.lengths), dtype=np.bool_)
-
-    def sum(self, values: NDArray[Any]) -> Sums:
-        """Sums over the blocks of each prompt."""
-        return np.bincount(self.prompts, values, len(self.logged)).astype(np.float64)
-
-    def after_prefix(self) -> Indices:
-        """Of each block, what is after its prompt's prefix."""
-        starts = self.ends - self.sizes
-        found: Indices = np.clip(self.block_ends - (starts + self.prefix)[self.prompts], 0, self.lengths)
-        return found
-
-    def slices(self) -> Iterator[slice]:
-        """The blocks of each prompt."""
-        return itertools.starmap(slice, itertools.pairwise(self.bounds.tolist()))
-
-    def regions(self, pairs: HashIndex, window: int) -> tuple[Indices, Indices]:
-        """Where windows are that no earlier prompt is known to have: around new blocks, and known ones anew together.
-
-        Adds these prompts' pairs of neighbours.
-        """
-        prompts, ends = self.prompts, self.block_ends
-        is_inner = (self.texts[:-1] == self.texts[1:]) & self.is_old_text[1:]
-        asked = np.flatnonzero(~is_inner & (prompts[:-1] == prompts[1:]))
-        left, right = self.numbers[asked].astype(np.uint64), self.numbers[asked + 1].astype(np.uint64)
-        _, first = pairs.number(mixed(left << np.uint64(32) | right))
-        apart = asked[(first >= 0) & (prompts[asked[first]] == prompts[asked])]
-        apart = apart[self.is_whole[apart] & self.is_whole[apart + 1]]
-        new = np.flatnonzero(~self.is_whole)
-        groups = prompts[np.concatenate((new, apart))]
-        lows = np.concatenate((ends[new] - self.lengths[new], ends[apart])) - (window - 1)
-        highs = np.concatenate((ends[new], ends[apart])) + window - 1
-        lows, highs = np.maximum(lows, (self.ends - self.sizes)[groups]), np.minimum(highs, self.ends[groups])
-        order = np.argsort(groups, kind="stable")
-        return merged(lows[order], highs[order], groups[order])
 
 
 class Measure:
@@ -337,7 +192,7 @@ class Measure:
         tables = 24 * (self._blocks.count + self._pairs.count) + 8 * self._chain.count + 350 * self._chain.num_runs
         return tables + 20 * (self._blocks.count + self._chain.count) + self._text_bytes
 
-    def _number_hashed(self, prompts: Sequence[LoggedPrompt]) -> _Batch:
+    def _number_hashed(self, prompts: Sequence[LoggedPrompt]) -> LogBatch:
         """Prompts of which the log has hashes of blocks; each segment is one part."""
         listed = [
             (number, segment.kind, segment.content)
@@ -356,9 +211,9 @@ class Measure:
         kinds = np.asarray([KINDS.index(kind) for _, kind, _ in listed], dtype=np.int64)
         blocks = self._number(hashes, lengths, part_of, parts, sizes, kinds, prompt_of + self.num_prompts)
         is_old = np.zeros(len(hashes), dtype=np.bool_)
-        return _Batch(prompts, self.num_prompts, blocks, prompt_of[part_of], part_of, is_old, seeds, None)
+        return LogBatch(prompts, self.num_prompts, blocks, prompt_of[part_of], part_of, is_old, seeds, None)
 
-    def _number_texts(self, prompts: Sequence[LoggedPrompt]) -> _Batch:
+    def _number_texts(self, prompts: Sequence[LoggedPrompt]) -> LogBatch:
         """Prompts of texts, or token ids, which are cut into blocks."""
         texts, new, prompt_of = list[_Text | _NewText](), dict[bytes, _NewText](), list[int]()
         units, at = list[Units](), 0
@@ -378,7 +233,7 @@ class Measure:
         text_of = np.repeat(np.arange(len(kept)), counts)
         numbers = np.asarray(prompt_of, dtype=np.int64)
         is_old = np.asarray([text.first for text in kept], dtype=np.int64) < numbers + self.num_prompts
-        return _Batch(
+        return LogBatch(
             prompts, self.num_prompts, blocks, numbers[text_of], text_of, is_old[text_of], seeds, rolling
         )  # fmt: skip
 
@@ -493,7 +348,7 @@ class Measure:
             same = common(apart, joined)
             self._borders.append(len(apart) - same - common(apart[same:][::-1], joined[same:][::-1]))
 
-    def _reuse_prefix(self, found: _Batch) -> None:
+    def _reuse_prefix(self, found: LogBatch) -> None:
         """What prefix caches have of prompts, without a limit and with those of the capacities."""
         for number, (hashes, sizes) in enumerate(self._beginnings(found)):
             numbers, count = self._chain.number(hashes)
@@ -503,7 +358,7 @@ class Measure:
         tokens = found.prefix // self.scale.per_token
         self.totals.losses["prefix 256"] += int((tokens % LARGE_BLOCK).sum())
 
-    def _beginnings(self, found: _Batch) -> Iterator[tuple[Hashes, Indices]]:
+    def _beginnings(self, found: LogBatch) -> Iterator[tuple[Hashes, Indices]]:
         """Of each prompt, the hashes of its beginnings of whole blocks, and the sizes of the blocks."""
         if found.text is None:
             for blocks, seed in zip(found.slices(), found.seeds.tolist(), strict=True):
@@ -518,7 +373,7 @@ class Measure:
             yield hashes[at : at + count], sizes[:count]
             at += count
 
-    def _link(self, found: _Batch) -> None:
+    def _link(self, found: LogBatch) -> None:
         """What can be linked beyond the prefix."""
         least, prompts, lengths = self.scale.window, found.prompts, found.lengths
         times = prompts + found.first
@@ -537,7 +392,7 @@ class Measure:
             self.totals.linked_at += (is_hit @ gained[start:end]) / self.scale.per_token
         self._note_runs(found)
 
-    def _note_runs(self, found: _Batch) -> None:
+    def _note_runs(self, found: LogBatch) -> None:
         """Linked blocks of one part, one after the other, are one document."""
         linked = np.flatnonzero(found.is_linked)
         if not len(linked):
@@ -567,7 +422,7 @@ class Measure:
             kept = sorted(self.documents.items(), key=lambda item: -item[1].saved)[: _MAX_DOCUMENTS // 2]
             self.documents = dict(kept)
 
-    def _shown(self, found: _Batch, block: int) -> str | None:
+    def _shown(self, found: LogBatch, block: int) -> str | None:
         """The beginning of a document, if it is asked for."""
         if not self._shows_text or found.text is None or found.text.units.dtype != np.uint8:
             return None
@@ -575,7 +430,7 @@ class Measure:
         end = min(start + 4 * _SHOWN, int(found.ends[found.prompts[block]]))
         return bytes(found.text.units[start:end]).decode(errors="replace")[:_SHOWN]
 
-    def _find_repeats(self, found: _Batch, text: Rolling) -> None:
+    def _find_repeats(self, found: LogBatch, text: Rolling) -> None:
         """What is repeated at most: known blocks, and repeats within the others."""
         lows, highs = found.regions(self._pairs, self.scale.window)
         prompts = ScannedPrompts(text, found.ends, found.seeds, lows, highs)
@@ -583,7 +438,7 @@ class Measure:
         blocks = np.searchsorted(found.block_ends, places, side="right")
         found.most = np.where(found.is_whole, found.lengths, np.bincount(blocks, counts, len(found.lengths)))
 
-    def _count(self, found: _Batch) -> None:
+    def _count(self, found: LogBatch) -> None:
         """Add prompts to all sums."""
         scale, totals = self.scale.per_token, self.totals
         before = found.lengths - found.after_prefix()

@@ -8,8 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from pictool.estimate.costs import BreakEven, CostRates, ModelSize
-from pictool.estimate.measure import LARGE_BLOCK, WAYS, Measure, Repeated, Tokens, Totals
+from pictool.estimate.measure import LARGE_BLOCK, Measure
 from pictool.estimate.segments import BLOCK_TOKENS
+from pictool.estimate.totals import WAYS, Repeated, Tokens, Totals
 
 WORTH = 0.05  # of all tokens that linking must add to be worth it
 HOLDS = 0.9  # of what linking reuses, that the working set holds
