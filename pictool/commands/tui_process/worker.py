@@ -65,8 +65,9 @@ class TuiWorker:
         if form.model not in self._engines:
             self._engines[form.model] = make(model, self._store, None)
         report = self._engines[form.model].answer(spec, on_text=self._text, on_compile=self._compiled).report()
-        reused, whole = report.get("pool", {}).get("prefix", 0), report["tokens"]["prompt"]
-        self._say("note", f"{reused} of {whole} tokens of the prompt were reused from earlier ones")
+        pool, whole = report.get("pool", {}), report["tokens"]["prompt"]
+        reused, resident = pool.get("prefix", 0), pool.get("resident", 0)
+        self._say("note", f"of {whole} tokens {reused} are of earlier prompts, {resident} of documents in memory")
         return None
 
     def analyse(self, trace: Trace, name: str, layer: int | None) -> TraceAnalysis:
