@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ if HAS_VLLM:
     import vllm_rig as rig
 
     rig.small_environment()
+    # bm25s imports numba where it is, and vLLM starts no engine after that in a process (docs/studies/vllm-api.md, 8).
+    sys.modules["numba"] = None  # type: ignore[assignment]
+    importlib.import_module("bm25s")
+    del sys.modules["numba"]
 
 
 @pytest.fixture(scope="session", autouse=True)
