@@ -119,6 +119,19 @@ def test_nobody_at_an_address_is_one_line() -> None:
     assert outcome.code == 1 and "no usable cluster there" in outcome.err and "ray start" in outcome.err
 
 
+def test_a_node_that_does_not_start_in_time_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+
+    def init(*_: object, **__: object) -> None:
+        raise Exception("The current node timed out during startup.")  # as Ray raises it
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    write("a.txt", "text")
+    outcome = bulk("--ray", "local", "a.txt")
+    assert outcome.code == 1 and "--ray local: no usable cluster there (The current node timed out" in outcome.err
+
+
 def test_a_remote_that_refuses_all_objects_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     from pictool.cluster import bulk as module
     from pictool.errors import StoreError
