@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import Counter, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-_COUNTERS = {  # by the fields of scheduler.Counts: name and description
+_COUNTERS = {  # by the fields of scheduler.MetricCounts: name and description
     "linked": ("vllm:pic_linked_requests", "Requests that were linked."),
     "failed": (
         "vllm:pic_failed_requests",

@@ -118,8 +118,7 @@ class Pool:
 
     @torch.inference_mode()
     def load(self, blocks: Sequence[Tensor], length: int, image: Image, position: int) -> None:
-        """Copy saved blocks to an image, from a position on: all that the slots held to the pool, if the image is in
-        it."""
+        """Copy saved blocks to an image, from a position on; to one in this pool also keys as they were before RoPE."""
         whole = torch.empty(len(blocks), len(blocks[0]), dtype=torch.uint8, device=self.stack.device)
         for row, block in zip(whole, blocks, strict=True):
             row.copy_(block, non_blocking=True)

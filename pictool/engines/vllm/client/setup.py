@@ -35,8 +35,7 @@ DEFAULTS: dict[str, Any] = {
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "store": str, "recognise": bool, "min_tokens": int, "refresh_s": (int, float),
     "start_s": (int, float), "plan_s": (int, float), "decline": bool, "codec": (str, type(None)), "compile": bool,
-    "device": str,
-    "any_model": bool, "policies": (list, type(None)), "show_problems": bool,
+    "device": str, "any_model": bool, "policies": (list, type(None)), "show_problems": bool,
     "step_bytes": int, "step_rows": int, "step_ms": (int, float), "memory_bytes": int, "max_bytes": (int, type(None)),
     "remote": (str, type(None)), "serve": (dict, type(None)), "fingerprint": (str, type(None)),
     "require_signed": (str, type(None)), "signing_key": (str, type(None)),
