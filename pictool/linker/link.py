@@ -23,8 +23,9 @@ from pictool.linker.cuts import round_to_cuts
 from pictool.linker.fusor import Fusor
 from pictool.linker.loader import Loader, PlacedObject
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Stage, no_stage
+from pictool.linker.pool_use import PoolUse
 from pictool.linker.prefixes import FoundPrefix, PrefixLostError, linked_spans
-from pictool.linker.residency import PoolUse, Reservation, ResidentObjects
+from pictool.linker.residency import Reservation, ResidentObjects
 from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents, resolve_plan
 from pictool.linker.spec import Spec
 from pictool.runtime.device import synchronize

@@ -20,7 +20,8 @@ from pictool.linker.batch import link_batches
 from pictool.linker.link import Linked, link
 from pictool.linker.policies import make_policy, policies
 from pictool.linker.policies.base import Policy
-from pictool.linker.residency import PoolUse, ResidentObjects
+from pictool.linker.pool_use import PoolUse
+from pictool.linker.residency import ResidentObjects
 from pictool.linker.slots import first_gap
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import generate
