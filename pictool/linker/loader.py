@@ -14,10 +14,12 @@ from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from types import TracebackType
 
 import torch
+from threadpoolctl import ThreadpoolController
 
 from pictool.linker.dequantize import is_quantized, read_quantized
 from pictool.linker.staging import StagedObject, StagedRows
@@ -30,10 +32,22 @@ from pictool.store.objects.format import ObjectFile
 
 PREFETCHED_LAYERS = 2  # by one thread, so that most cores are left to compute; on an accelerator all threads' and one
 _MOST_THREADS = 4  # on an accelerator, where the cores have little else to do: one checks some 2 GB/s
-# To hand a small layer to a thread costs more than to load it: a thread loads layers of at least so many bytes, and all
-# that follow one which took longer than `PATIENCE_S`.
+# A thread on a CPU takes the cores that compute: it loads once a layer was waited for, work not counted, for longer
+# than `PATIENCE_S`. Those of an accelerator load layers of at least `SMALL_LAYER_BYTES`, since to hand a smaller one to
+# a thread costs more than to load it, and all that follow one which took longer.
 SMALL_LAYER_BYTES = 4 << 20
 PATIENCE_S = 0.002
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def _compute_alone() -> None:
+    """Let this thread compute on one core: a second team of OpenMP's would make the caller's wait for its cores."""
+    torch.get_num_threads()  # torch sets the number for a thread when it is first asked
+    _libraries().limit(limits=1, user_api="openmp")
 
 
 @dataclass(frozen=True)
@@ -124,12 +138,12 @@ class Loader:
         self._resources.callback(self._synchronize_streams)
         num_threads = 1 if self._ready is None else min(_MOST_THREADS, max(1, (os.cpu_count() or 1) // 2))
         self._ahead = max(PREFETCHED_LAYERS, num_threads + 1)
-        self._threads = self._resources.enter_context(ThreadPoolExecutor(num_threads, "pic-loader"))
+        begin = _compute_alone if self._ready is None else None
+        self._threads = self._resources.enter_context(ThreadPoolExecutor(num_threads, "pic-loader", begin))
         self._staging = threading.local()
         self._in_memory = self._is_in_memory()
-        self._uses_threads = not self._in_memory and (
-            overlaps or sum(source.layer_bytes for source in self._sources.values()) >= SMALL_LAYER_BYTES
-        )
+        is_large = sum(source.layer_bytes for source in self._sources.values()) >= SMALL_LAYER_BYTES
+        self._uses_threads = not self._in_memory and (overlaps or (self._ready is not None and is_large))
         if self._uses_threads:
             self._prefetch(first)
 
@@ -167,7 +181,7 @@ class Loader:
 
     def synchronize(self, layer: int) -> float:
         """Wait until a layer is in the image, and prefetch the next ones. Returns the seconds waited."""
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), time.thread_time()
         if not self._placed or layer < self._first:
             return 0.0
         future = self._layers.pop(layer, None)
@@ -175,7 +189,8 @@ class Loader:
         if event is not None:
             streams.order_after(event, self._image.stack.device)
         waited = time.perf_counter() - started
-        self._uses_threads = self._uses_threads or (waited > PATIENCE_S and not self._in_memory)
+        idle = waited if self._ready is not None else waited - (time.thread_time() - worked)
+        self._uses_threads = self._uses_threads or (idle > PATIENCE_S and not self._in_memory)
         if self._uses_threads:
             self._prefetch(layer + 1)
         elif self._ready is not None and layer + 1 < self._image.stack.num_layers:

@@ -2,9 +2,14 @@
 
 Rows come in runs: consecutive positions [start, end) of the prompt. A run attends to the keys [0, end), a causal
 rectangle whose last columns are a triangle. A bottom-right mask over all rows at once would be wrong for scattered
-rows; here the mask is by position. Long runs are cut and short ones joined to blocks of some hundred rows, each with
-a mask of its own, so memory stays O(rows + keys). Where oneDNN's products are the fastest (`products`), blocks are
-smaller, and a KV head's scores are one product.
+rows; here the mask is by position. Memory stays O(rows + keys):
+
+- On a CPU torch's fused kernel takes a run in two parts: the keys before it, which all its rows see, without a mask,
+  and the triangle. The parts are joined by their log-sum-exps (FlashAttention, Dao et al. 2022, §3.1). Runs that are
+  short and near each other share a mask over what is between them.
+- Elsewhere, and where a window hides keys, long runs are cut and short ones joined to blocks of some hundred rows, each
+  with a mask of its own.
+- Where oneDNN's products are the fastest (`products`), blocks are smaller, and a KV head's scores are one product.
 
 The rows may also be a pack: whole sequences, one after the other, each of which attends to itself alone.
 """
@@ -14,7 +19,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,16 +29,20 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from pictool.runtime.products import onednn_linear, onednn_wins
+from pictool.runtime.products import MIN_GAIN, best_seconds, gain_of, onednn_linear, onednn_wins
 from pictool.runtime.rope import Rope, RotaryTable
 from pictool.runtime.tensors import to_device
 
 NAME = "pictool"
 _MAX_SCORES = 1 << 20  # rows × keys of one block: its mask, or a KV head's scores, should stay in the caches
-_MAX_FUSED = 1 << 18  # of one block of the fused kernel on a CPU, which is fastest with few
+_MAX_FUSED = 1 << 18  # of one block of the fused kernel on a CPU under a window's mask, which is fastest with few
+_MAX_MASKED = 1 << 14  # rows × keys of runs that are a block together, from the first row on
 _MAX_ON_DEVICE = 1 << 24  # of one block of the fused kernel on an accelerator: each takes a dozen launches
 _MOST_ROWS, _MOST_ROWS_ON_DEVICE = 256, 1024  # of a block
 _MIN_PRODUCT = 1 << 18  # scores of a KV head: with fewer the fused kernel is as fast
+_PROBE_ROWS, _PROBE_KEYS = 128, 2048
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # what SDPA calls, with its log-sum-exps
 
 
 class Run(NamedTuple):
@@ -202,8 +211,7 @@ def _all_runs(query: Tensor, key: Tensor, value: Tensor, runs: Bounds, scoring: 
     if scoring.chunk is not None:
         return _each_chunk(query, key, value, runs, scoring)
     out = _empty_output(query, value)
-    is_cut = scoring.is_explicit or _is_by_products(query, key)
-    for block in _blocks(runs, scoring, is_cut, _block_size(query, key, scoring)):
+    for block in _blocks_of(query, key, value, runs, scoring):
         row, start, _ = block[0].tolist()
         last_row, last_start, end = block[-1].tolist()
         rows, first = slice(row, last_row + end - last_start), scoring.first_key(start)
@@ -247,7 +255,49 @@ def _empty_output(query: Tensor, value: Tensor) -> Tensor:
 def _is_by_products(query: Tensor, key: Tensor) -> bool:
     num_scores = query.shape[2] * (query.shape[1] // key.shape[1]) * key.shape[2]
     is_float = (query.device.type, query.dtype) == ("cpu", torch.float32)
-    return is_float and num_scores >= _MIN_PRODUCT and onednn_wins()
+    return is_float and num_scores >= _MIN_PRODUCT and products_win()
+
+
+@cache
+def products_win() -> bool:
+    """Whether attention by oneDNN's products is faster than the fused kernel on this CPU: measured once, then known."""
+    return onednn_wins() and gain_of("attention", measure_attention) >= MIN_GAIN
+
+
+@torch.inference_mode()
+def measure_attention() -> tuple[float, float]:
+    """The best seconds of attention of 64 rows over 1,024 keys by the fused kernel, and by products."""
+    query, key = torch.randn(1, 8, _PROBE_ROWS, 64), torch.randn(1, 2, _PROBE_KEYS, 64)
+    spans, scoring = np.array([(_PROBE_KEYS - _PROBE_ROWS, _PROBE_KEYS)]), Scoring()
+    mask = _mask(spans, _PROBE_KEYS, None, query)
+    return best_seconds(
+        lambda: _fused_on_cpu(query, key, key, spans, scoring), lambda: _by_products(query, key, key, mask, scoring)
+    )
+
+
+def _is_fused_on_cpu(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> bool:
+    is_plain = query.device.type == "cpu" and query.shape[3] == value.shape[3] and scoring.softcap is None
+    return is_plain and not _is_by_products(query, key)
+
+
+def _blocks_of(query: Tensor, key: Tensor, value: Tensor, runs: Bounds, scoring: Scoring) -> Iterator[Bounds]:
+    """Runs that are computed in one go, and parts of long ones."""
+    if _is_fused_on_cpu(query, key, value, scoring) and scoring.sees_all(key.shape[2]):
+        return _near_runs(runs)
+    is_cut = scoring.is_explicit or _is_by_products(query, key)
+    return _blocks(runs, scoring, is_cut, _block_size(query, key, scoring))
+
+
+def _near_runs(runs: Bounds) -> Iterator[Bounds]:
+    """Whole runs; those whose rows and all keys from the first row on are few are a block together."""
+    index = 0
+    while index < len(runs):
+        row, start, end = runs[index : index + _MOST_ROWS].T
+        fits = (row + end - start - row[0]) * (end - start[0]) <= _MAX_MASKED
+        fits[0] = True
+        count = len(fits) if fits.all() else int(fits.argmin())
+        yield runs[index : index + count]
+        index += count
 
 
 @dataclass(frozen=True)
@@ -312,6 +362,8 @@ def _fitting(parts: Bounds, scoring: Scoring, size: BlockSize) -> Bounds:
 def _rectangle(query: Tensor, key: Tensor, value: Tensor, spans: Bounds, scoring: Scoring) -> Tensor:
     """Attention [batch, heads, rows, value_dim] of rows at `spans` [spans, 2] of the keys, the last at the last key."""
     rows, num_keys, scaling = query.shape[2], key.shape[2], scoring.scaling
+    if _is_fused_on_cpu(query, key, value, scoring):
+        return _fused_on_cpu(query, key, value, spans, scoring)
     if rows == num_keys and not scoring.is_explicit and scoring.sees_all(num_keys):
         return scaled_dot_product_attention(query, key, value, is_causal=rows > 1, scale=scaling, enable_gqa=True)
     mask = _mask(spans, num_keys, scoring.window, query)
@@ -322,6 +374,74 @@ def _rectangle(query: Tensor, key: Tensor, value: Tensor, spans: Bounds, scoring
     return _explicit(query, key, value, mask, scoring)
 
 
+class Attended(NamedTuple):
+    """What rows get of some keys: the values' mean [batch, heads, rows, dim], and log-sum-exps [batch, heads, rows]."""
+
+    values: Tensor
+    logsumexp: Tensor
+
+
+def _fused_on_cpu(query: Tensor, key: Tensor, value: Tensor, spans: Bounds, scoring: Scoring) -> Tensor:
+    """As `_rectangle`, by torch's fused kernel: the keys that all rows see without a mask, then the others.
+
+    A learned sink takes its part of the softmax, as a part whose values are 0.
+    """
+    rows, num_keys = query.shape[2], key.shape[2]
+    sees_all = scoring.sees_all(num_keys)
+    before = 0 if not sees_all else num_keys if rows == 1 else int(spans[0, 0])
+    parts = []
+    if before:
+        parts.append(_folded(query, key[:, :, :before], value[:, :, :before], scoring.scaling))
+    if before < num_keys:
+        own, is_run = (query, key[:, :, before:], value[:, :, before:]), sees_all and len(spans) == 1
+        if before and rows * (num_keys - before) <= _MAX_MASKED:  # few: not to round in half precision costs nothing
+            own = (own[0].to(torch.float32), own[1].to(torch.float32), own[2].to(torch.float32))
+        mask = None if is_run else _mask(spans - before, num_keys - before, scoring.window, own[0])
+        parts.append(_grouped(*own, mask, is_run, scoring.scaling))
+    values, logsumexp = parts[0] if len(parts) == 1 else _joined(*parts)
+    if scoring.sinks is not None:
+        values = values * torch.sigmoid(logsumexp - scoring.sinks[:, None])[..., None]
+    return values.to(query.dtype)
+
+
+def _joined(first: Attended, second: Attended) -> Attended:
+    """What rows get of the keys of both."""
+    of_first = torch.sigmoid(first.logsumexp - second.logsumexp)[..., None]
+    values = torch.lerp(second.values.to(of_first), first.values.to(of_first), of_first)
+    return Attended(values, torch.logaddexp(first.logsumexp, second.logsumexp))
+
+
+def _folded(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Attended:
+    """Rows that see all keys: those of a KV head's query heads read its keys together."""
+    batch, num_heads, rows, dim = query.shape
+    values, sums = _flash(query.reshape(batch, key.shape[1], -1, dim), key, value, scale=scaling)
+    return Attended(values.reshape(batch, num_heads, rows, -1), sums.reshape(batch, num_heads, rows))
+
+
+def _grouped(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scaling: float | None
+) -> Attended:
+    """Rows that see keys by a mask, or causally: no copy of either per query head."""
+    shape, kv_heads = query.shape, key.shape[1]
+    query, key, value = _by_group(query, key, value)
+    values, sums = _flash(query, key, value, is_causal=is_causal, attn_mask=mask, scale=scaling)
+    # [batch · group, kv_heads, rows, …] → [batch, heads, rows, …]
+    values, sums = (
+        part.reshape(shape[0], -1, kv_heads, *part.shape[2:]).transpose(1, 2).reshape(*shape[:3], *part.shape[3:])
+        for part in (values, sums)
+    )
+    return Attended(values, sums)
+
+
+def _by_group(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[batch · group, kv_heads, n, dim] of each, without a copy of keys and values."""
+    kv_heads = key.shape[1]
+    group = query.shape[1] // kv_heads
+    apart = query.reshape(len(query), kv_heads, group, *query.shape[2:]).transpose(1, 2).flatten(0, 1)
+    key, value = (tensor[:, None].expand(-1, group, -1, -1, -1).flatten(0, 1) for tensor in (key, value))
+    return apart, key, value
+
+
 def _attend_by_group(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
     """Softmax attention, [batch · group, kv_heads, rows, value_dim] inside: no copy of keys or mask per query head."""
     batch, num_heads, rows, dim = query.shape
@@ -330,8 +450,7 @@ def _attend_by_group(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
         folded = query.reshape(batch, key.shape[1], group * rows, dim)
         out = scaled_dot_product_attention(folded, key, value, scale=scaling)
         return out.reshape(batch, num_heads, rows, value.shape[3])
-    apart = query.reshape(batch, key.shape[1], group, rows, dim).transpose(1, 2).flatten(0, 1)
-    key, value = (tensor[:, None].expand(-1, group, -1, -1, -1).flatten(0, 1) for tensor in (key, value))
+    apart, key, value = _by_group(query, key, value)
     out = scaled_dot_product_attention(apart, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(batch, group, -1, rows, out.shape[-1]).transpose(1, 2).reshape(batch, num_heads, rows, -1)
 

@@ -4,8 +4,8 @@
 AMD's with AVX-512; `pic doctor` tells how much), on others about the same. So both are measured once per CPU and
 version of torch, and the answer is kept in the user's cache. The numbers are the same but for the order of sums.
 
-$XDG_CACHE_HOME/pictool/products/<sha256 of what it holds for>.json
-{"blas_s": …, "onednn_s": …}: the best times of one product
+$XDG_CACHE_HOME/pictool/products/<what>-<sha256 of what it holds for>.json
+{"default_s": …, "onednn_s": …}: the best times of torch's default and of oneDNN, of a linear layer or of attention
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -27,8 +28,9 @@ from pictool.runtime.memory.user_cache import cache_dir, write_cache_file
 
 _MIN_WEIGHTS, _MANY_WEIGHTS = 1 << 18, 1 << 21  # of a layer; with many even a single row is faster
 _MIN_ROWS = 4
-_MIN_GAIN = 1.05
+MIN_GAIN = 1.05  # with less, torch's default is taken
 _PROBE_ROWS, _PROBE_SIZE, _PROBE_RUNS = 64, 1024, 15
+_TIMES = ("default_s", "onednn_s")
 _MAX_BYTES = 1000  # of the file
 
 
@@ -77,30 +79,38 @@ def has_onednn() -> bool:
 def onednn_wins() -> bool:
     """Whether oneDNN's products are faster on this machine."""
     gain = onednn_gain()
-    return gain is not None and gain >= _MIN_GAIN
+    return gain is not None and gain >= MIN_GAIN
 
 
 @cache
 def onednn_gain() -> float | None:
-    """How many times as fast as torch's default oneDNN is here; measured once, then known. None if torch lacks it."""
-    if not has_onednn():
-        return None
+    """How many times as fast as torch's default oneDNN is here. None if torch lacks it."""
+    return gain_of("linear", measure_products) if has_onednn() else None
+
+
+def gain_of(what: str, measure: Callable[[], tuple[float, float]]) -> float:
+    """How many times as fast oneDNN is at something: measured once per CPU and version of torch, then known.
+
+    Args:
+        measure: returns the seconds of torch's default, and of oneDNN.
+    """
     of = [cpu_name(), torch.backends.cpu.get_cpu_capability(), torch.__version__]
-    path = cache_dir() / "products" / f"{hashlib.sha256(json.dumps(of).encode()).hexdigest()}.json"
+    path = cache_dir() / "products" / f"{what}-{hashlib.sha256(json.dumps(of).encode()).hexdigest()}.json"
     times = _kept(path)
     if times is None:
-        times = measure_products()
-        write_cache_file(path, json.dumps(times).encode())
-    return times["blas_s"] / times["onednn_s"]
+        times = measure()
+        write_cache_file(path, json.dumps(dict(zip(_TIMES, times, strict=True))).encode())
+    return times[0] / times[1]
 
 
-def _kept(path: Path) -> dict[str, float] | None:
+def _kept(path: Path) -> tuple[float, float] | None:
     """The times that were kept; None if there are none, or the file is damaged: they are measured again."""
     try:
         times = parse_json(read_file(path, _MAX_BYTES))
-        return {name: _seconds(times[name]) for name in ("blas_s", "onednn_s")}
+        default, onednn = (_seconds(times[name]) for name in _TIMES)
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return None
+    return default, onednn
 
 
 def _seconds(value: object) -> float:
@@ -110,13 +120,18 @@ def _seconds(value: object) -> float:
 
 
 @torch.inference_mode()
-def measure_products() -> dict[str, float]:
-    """The best seconds of one product by either, in turn; by as many threads as torch uses."""
+def measure_products() -> tuple[float, float]:
+    """The best seconds of one product by torch's default, and by oneDNN; by as many threads as torch uses."""
     weight, rows = torch.randn(_PROBE_SIZE, _PROBE_SIZE), torch.randn(1, _PROBE_ROWS, _PROBE_SIZE)
-    ways, best = {"blas_s": linear, "onednn_s": onednn_linear}, {"blas_s": inf, "onednn_s": inf}
+    return best_seconds(lambda: linear(rows, weight), lambda: onednn_linear(rows, weight))
+
+
+def best_seconds(first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:
+    """The best seconds of either, of runs in turn."""
+    ways, best = (first, second), [inf, inf]
     for _ in range(_PROBE_RUNS):
-        for name, multiply in ways.items():
+        for index, run in enumerate(ways):
             started = time.perf_counter()
-            multiply(rows, weight)
-            best[name] = min(best[name], time.perf_counter() - started)
-    return best
+            run()
+            best[index] = min(best[index], time.perf_counter() - started)
+    return best[0], best[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,31 @@ def test_a_layer_is_waited_for_alone(loader: Loader, spy: Spy) -> None:
     spy.gates[2].set()
     assert loader.synchronize(2) >= 0
     assert loader.busy_s > 0
+
+
+@pytest.mark.parametrize(("seconds", "patience_s"), [(0.0, LIMIT), (0.01, 0.002)], ids=["at hand", "slow"])
+def test_a_thread_loads_once_storage_was_waited_for(
+    seconds: float, patience_s: float, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere it would take the cores that compute; it takes one of them, whatever torch is allowed."""
+    loads: list[tuple[bool, int]] = []
+    read, num_threads = ObjectFile.layer, torch.get_num_threads()
+
+    def layer(file: ObjectFile, index: int, into: memoryview | None = None) -> Any:
+        loads.append((threading.current_thread().name.startswith("pic-loader"), torch.get_num_threads()))
+        time.sleep(seconds)
+        return read(file, index, into)
+
+    monkeypatch.setattr(ObjectFile, "layer", layer)
+    monkeypatch.setattr("pictool.linker.loader.PATIENCE_S", patience_s)
+    torch.set_num_threads(2)
+    try:
+        run(subject("llama"), store, make_policy("naive", {}), make_chunks((29,)))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(num_threads)
+    own, of_thread = (False, 2), (True, 1)
+    assert set(loads) == ({own, of_thread} if seconds else {own})
 
 
 class Scoring(Policy):

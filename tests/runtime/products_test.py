@@ -33,8 +33,8 @@ pytestmark = pytest.mark.skipif(not products.has_onednn(), reason="this torch ha
 def only_onednn() -> Iterator[None]:
     """oneDNN computes all products, small ones too; of models that are loaded within."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attention, products):
-            patch.setattr(module, "onednn_wins", lambda: True)
+        patch.setattr(products, "onednn_wins", lambda: True)
+        patch.setattr(attention, "products_win", lambda: True)
         for name in ("_MIN_WEIGHTS", "_MANY_WEIGHTS"):
             patch.setattr(products, name, 0)
         patch.setattr(attention, "_MIN_PRODUCT", 0)
@@ -103,25 +103,25 @@ def test_only_large_layers_in_float32_take_part(monkeypatch: pytest.MonkeyPatch)
     assert {name: weight.data_ptr() for name, weight in model.state_dict().items()} == before
 
 
-@pytest.mark.parametrize("blas_s, is_faster", [(1.0, False), (2.0, True)])
-def test_what_was_measured_is_kept(blas_s: float, is_faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("default_s, is_faster", [(1.0, False), (2.0, True)])
+def test_what_was_measured_is_kept(default_s: float, is_faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[int] = []
 
-    def measure() -> dict[str, float]:
+    def measure() -> tuple[float, float]:
         measured.append(1)
-        return {"blas_s": blas_s, "onednn_s": 1.0}
+        return default_s, 1.0
 
     monkeypatch.setattr(products, "measure_products", measure)
-    assert [products.onednn_gain.__wrapped__() for _ in range(2)] == [blas_s] * 2 and len(measured) == 1
+    assert [products.onednn_gain.__wrapped__() for _ in range(2)] == [default_s] * 2 and len(measured) == 1
     monkeypatch.setattr(products, "onednn_gain", products.onednn_gain.__wrapped__)
     assert products.onednn_wins() is is_faster
     (path,) = (cache_dir() / "products").iterdir()
-    for damaged in (b"", b"{}", b"[1]", b"\xff", json.dumps({"blas_s": "x", "onednn_s": 1.0}).encode(), b"[" * 900):
+    for damaged in (b"", b"{}", b"[1]", b"\xff", json.dumps({"default_s": "x", "onednn_s": 1.0}).encode(), b"[" * 900):
         measured.clear()
         Path(path).write_bytes(damaged)
         assert products.onednn_wins() is is_faster and len(measured) == 1
 
 
 def test_both_ways_are_measured() -> None:
-    times = products.measure_products()
-    assert set(times) == {"blas_s", "onednn_s"} and all(0 < seconds < 60 for seconds in times.values())
+    for times in (products.measure_products(), attention.measure_attention()):
+        assert all(0 < seconds < 60 for seconds in times)
