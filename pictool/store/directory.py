@@ -142,12 +142,12 @@ def _is_of_earlier_version(root: Path) -> bool:
         OSError: it cannot be read.
     """
     is_used = _has_objects(root) and not _foreign(root, "objects")
-    foreign = [] if is_used else _foreign(root)
-    if is_marked(root):  # meanwhile
+    foreign, names = [] if is_used else _foreign(root), _names(root)
+    if is_marked(root):  # meanwhile: a store is marked before anything else is in it
         return False
     if foreign:
         raise _refusal(root, foreign)
-    return is_used or bool(_names(root) - {MARK, "tmp", _VOLUME})
+    return is_used or bool(names - {MARK, "tmp", _VOLUME})
 
 
 def _refusal(root: Path, foreign: list[str]) -> StoreError:
