@@ -15,6 +15,7 @@ from served import Server, serving
 from pictool.store.store import Store
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of the programs that tests start: there is a worker of pytest for each core
 settings.register_profile("pictool", deadline=None)  # no test asserts a time
 settings.load_profile("pictool")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,14 +32,18 @@ _RUNS, _LONG_S = 5, 3.0
 
 @dataclass(frozen=True)
 class Rates:
-    """The best that was measured: bytes per second into the device's memory, FLOPs per second of a large matmul."""
+    """The best that was measured: bytes per second into the device's memory, FLOPs per second of a large matmul.
+
+    `bfloat16_flops_s`: those of float32 on a CPU in bfloat16; 0: not asked.
+    """
 
     copy_bytes_s: float
     flops_s: float
+    bfloat16_flops_s: float = 0.0
 
     def or_better(self, other: Rates) -> Rates:
         """The higher of each rate: the machine's best moment bounds every other."""
-        return Rates(max(self.copy_bytes_s, other.copy_bytes_s), max(self.flops_s, other.flops_s))
+        return Rates(*map(max, astuple(self), astuple(other)))
 
     def roofline_s(self, num_bytes: float, flops: float) -> float:
         """The least seconds of so many bytes and FLOPs: copying and computing overlap, so the longer of the two."""
@@ -51,7 +55,9 @@ def measure_rates(device: str, dtype: str) -> Rates:
     host = host_buffer(_COPY_BYTES, torch.device(device)).fill_(1)
     copied = torch.empty_like(host, device=device)
     copy_s = _best_s(lambda: copied.copy_(host, non_blocking=True), device)
-    return Rates(_COPY_BYTES / copy_s, measure_matmul(device, dtype))
+    has_choice = (device, dtype) == ("cpu", "float32")
+    in_bfloat16 = measure_matmul(device, "bfloat16") if has_choice else 0.0
+    return Rates(_COPY_BYTES / copy_s, measure_matmul(device, dtype), in_bfloat16)
 
 
 def measure_matmul(device: str, dtype: str) -> float:

@@ -236,9 +236,11 @@ def _breakdown_row(method: PolicyBreakdown) -> list[str]:
 
 
 def roofline_line(rates: Rates) -> str:
+    gain = rates.bfloat16_flops_s / rates.flops_s
+    told = f"\nProducts are {gain:.1f}x as fast in bfloat16, and objects half as large: --dtype bfloat16"
     return (
         f"roofline: the longer of bytes read / {rates.copy_bytes_s / 1e9:.1f} GB/s (copy, measured) and FLOPs of the "
-        f"rows / {rates.flops_s / 1e12:.3g} TFLOP/s (matmul, measured)"
+        f"rows / {rates.flops_s / 1e12:.3g} TFLOP/s (matmul, measured){told if gain > 1 else ''}"
     )
 
 

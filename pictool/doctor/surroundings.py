@@ -14,7 +14,7 @@ import torch
 from packaging.requirements import Requirement
 
 from pictool.bench.disk_io import read_direct, read_file, write_file
-from pictool.bench.roofline import measure_matmul, measure_rates
+from pictool.bench.roofline import measure_rates
 from pictool.controller.calibration import nearest_directory
 from pictool.controller.measuring import drop_page_cache
 from pictool.doctor.verdict import Verdict, VerdictStatus, guarded
@@ -98,7 +98,7 @@ def _rates(device: str, dtype: str) -> Verdict:
     if (device, number) == ("cpu", "float32"):
         gain = onednn_gain()
         values["products"], values["onednn_gain"] = "oneDNN" if onednn_wins() else "BLAS", gain
-        values["bfloat16_flops_s"] = measure_matmul(device, "bfloat16")
+        values["bfloat16_flops_s"] = rates.bfloat16_flops_s
         compared = "this torch has no oneDNN" if gain is None else f"oneDNN is {gain:.2f} times as fast as the BLAS"
         text += f", by {values['products']} ({compared}); in bfloat16 {values['bfloat16_flops_s'] / 1e12:.3g}"
     return Verdict(SECTION, "rates", VerdictStatus.OK, text, values)
