@@ -126,11 +126,11 @@ KINDS = {
 HYBRIDS = {
     "gated-delta": Member(
         Size(4, 96, 4, 192, 900, 32, kv_heads=2, architecture="qwen3_5_text", linear=(0, 1, 2)), ESPACE, metaspace,
-        seed=41, source_layer=3, hint_asked=True,
+        seed=41, steps=650, cooldown=100, source_layer=3, hint_asked=True,
     ),
     "mamba2": Member(
         Size(4, 96, 4, 192, 900, 32, kv_heads=2, architecture="bamba", linear=(0, 2)), ESPACE, metaspace, seed=42,
-        source_layer=3, hint_asked=True,
+        steps=550, cooldown=100, source_layer=3, hint_asked=True,
     ),
 }  # fmt: skip
 MEMBERS = {**ZOO, **KINDS, **HYBRIDS}
