@@ -130,7 +130,7 @@ HYBRIDS = {
     ),
     "mamba2": Member(
         Size(4, 96, 4, 192, 900, 32, kv_heads=2, architecture="bamba", linear=(0, 2)), ESPACE, metaspace, seed=42,
-        steps=550, cooldown=100, source_layer=3, hint_asked=True,
+        steps=750, cooldown=200, source_layer=3, hint_asked=True,
     ),
 }  # fmt: skip
 MEMBERS = {**ZOO, **KINDS, **HYBRIDS}
