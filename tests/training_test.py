@@ -12,7 +12,7 @@ import torch
 
 from pictool.runtime.model import embedded_path, load_model
 from pictool.world.generate import PageShape
-from training.data import Encoder
+from training.data import PADDING, Encoder
 from training.judge import CYCLE, DECLINED, DIRECTORY, JudgeEncoder, JudgeRun, draw
 from training.judge import RECIPE as JUDGE
 from training.muon import orthogonalise
@@ -69,11 +69,15 @@ def test_a_question_sees_the_pages_and_itself(encoder: Encoder) -> None:
 
 def test_hints_point_at_values_and_subjects(encoder: Encoder) -> None:
     batch = Run(RECIPE, encoder).batch()
-    assert len(batch.sources) > 5 and len(batch.subjects) > 5
+    assert len(batch.sources) > 5 and len(batch.subjects) > 5 and len(batch.asked) > 5
     for row, at, source in batch.sources.tolist():
         assert batch.tokens[row, at + 1] == batch.tokens[row, source]
     for _, value, subject in batch.subjects.tolist():
         assert subject < value < batch.num_docs
+    named = set(batch.tokens[batch.subjects[:, 0], batch.subjects[:, 2]].tolist())
+    for row, at, subject in batch.asked.tolist():
+        assert batch.blocks[row, at] == batch.blocks[row, subject] > 0 and batch.kinds[row, at] == -1
+        assert batch.kinds[row, at + 1] >= 0 and int(batch.tokens[row, subject]) in named
 
 
 def test_muon_updates_are_near_orthogonal() -> None:
@@ -155,6 +159,29 @@ def test_training_attends_as_the_model_does(architecture: str, encoder: Encoder)
     torch.testing.assert_close(ours, wanted[: len(ours)], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(("architecture", "linear"), [("qwen3_5_text", (0, 1)), ("bamba", (0, 2))])
+def test_every_question_reads_the_states_of_its_documents(
+    architecture: str, linear: tuple[int, ...], encoder: Encoder
+) -> None:
+    """Logits of every question of every row, padded rows among them, against transformers' own forward of it alone."""
+    size = Size(4, 16, 4, 16, 1416, 8, architecture=architecture, linear=linear, state=8)
+    run = Run(replace(RECIPE, size=size, batch_tokens=1200, source_layer=3, hint_asked=True), encoder)
+    batch = run.batch()
+    _, hints = forward(run.model, batch, batch.kinds[:, 1:] >= 0, run.recipe.hints(batch))
+    assert len(hints) == (3 if 1 in linear else 4)  # of a layer with a state one, of attention one per head
+    assert (batch.blocks[:, : batch.num_docs] == PADDING).any() and len(batch.blocks) > 1
+    everywhere = torch.ones(batch.tokens[:, 1:].shape, dtype=torch.bool)
+    with torch.no_grad():
+        ours = forward(run.model, batch, everywhere)[0].view(*everywhere.shape, -1)
+        run.model.config._attn_implementation = "eager"
+        for row, blocks in enumerate(batch.blocks):
+            for question in range(1, int(blocks.max()) + 1):
+                own = (blocks == 0) | (blocks == question)
+                wanted = run.model(input_ids=batch.tokens[row : row + 1, own]).logits[0]
+                got = ours[row][own[:-1]]
+                torch.testing.assert_close(got, wanted[: len(got)], rtol=1e-3, atol=1e-4)
+
+
 def test_the_zoo_differs_in_what_could_matter() -> None:
     sizes = [member.size for member in ZOO.values()]
     assert len(ZOO) >= 8
@@ -168,7 +195,7 @@ def test_the_zoo_differs_in_what_could_matter() -> None:
 def test_a_model_of_the_zoo_is_one_of_its_recipe(name: str) -> None:
     model, member = load_model(str(MODELS / name), device="cpu"), MEMBERS[name]
     assert (model.dtype, model.bos_id is not None) == ("float32", member.size.bos)
-    assert model.geometry.layers == member.size.layers
+    assert model.geometry.layers == member.size.layers - len(member.size.linear)
     # Names are few tokens, so that what a fact depends on is what the study measures, and not spelling.
     assert all(len(model.encode(f" {word}")) <= 3 for word in words(member.world))
     assert sum(path.stat().st_size for path in (MODELS / name).iterdir()) < 3e6

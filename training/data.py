@@ -40,6 +40,7 @@ class Batch:
     num_docs: int
     subjects: Tensor  # [facts, 3]: row, where a value is, where its subject is named
     sources: Tensor  # [answers, 3]: row, where a value is predicted, where it is in the documents
+    asked: Tensor  # [questions, 3]: row, where an answer begins to be predicted, where its question names a subject
 
     def question_mask(self) -> Tensor:
         """Additive mask [rows, 1, length - num_docs, length] of the questions' columns."""
@@ -68,6 +69,7 @@ class Columns:
     blocks: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
     sources: list[tuple[int, int]] = field(default_factory=list)
+    asked: list[tuple[int, int]] = field(default_factory=list)
 
 
 def choose(rng: random.Random, questions: Iterable[Question], most: int) -> list[Question]:
@@ -142,6 +144,8 @@ class Encoder:
                 if fact in docs.places and (value := self._last(fact.value)) in answer:
                     row = len(out.tokens) + len(ask) + answer.index(value) - 1
                     out.sources.append((row, docs.places[fact][0]))
+            end, subjects = len(out.tokens) + len(ask) - 1, [self._last(fact.subject) for fact in question.facts]
+            out.asked += [(end, len(out.tokens) + ask.index(subject)) for subject in subjects if subject in ask]
             out.tokens += ask + answer
             out.positions += range(start, start + len(ask) + len(answer))
             out.blocks += [block] * (len(ask) + len(answer))
@@ -169,5 +173,8 @@ class Encoder:
             subjects=torch.tensor([(i, *at) for i, doc in enumerate(docs) for at in doc.places.values()]),
             sources=torch.tensor(
                 [(i, n + row, at) for i, columns in enumerate(questions) for row, at in columns.sources]
+            ),
+            asked=torch.tensor(
+                [(i, n + row, n + at) for i, columns in enumerate(questions) for row, at in columns.asked]
             ),
         )

@@ -10,18 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    BambaConfig,
     DeepseekV3Config,
     Gemma3TextConfig,
     GptOssConfig,
     LlamaConfig,
     Phi3Config,
     PretrainedConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from pictool.runtime.architectures import geometry_of, mixer_of
 from training.data import Batch
+from training.hybrids import Spans, read_batches
 
 HINTED_HEADS = 2  # of a layer
 CHOSEN = 2  # experts that compute a row
@@ -34,12 +38,14 @@ class Size:
     Fields:
         kv_heads: 0: every head has keys and values of its own.
         ffn: intermediate width that a row passes, of all chosen experts together.
-        architecture: llama, qwen3, phi3, gemma3, qwen3_moe, gpt_oss or deepseek_v3.
+        architecture: llama, qwen3, phi3, gemma3, qwen3_moe, gpt_oss, deepseek_v3, qwen3_5_text or bamba.
         window: tokens that a local layer sees; of gemma3 and gpt_oss. local: these layers; the others see everything.
         rotary: share of a head's dims that are rotated; of phi3.
         experts: of a layer, of which `CHOSEN` compute a row; of qwen3_moe and gpt_oss.
         latent: what keys and values are expanded from, of deepseek_v3: its keys have `head_dim` dims that are not
             rotated and as many that are, which all heads share.
+        linear: layers that have a state instead of attention, of qwen3_5_text and bamba: of `heads` heads, each of
+            `state` rows.
         bos: whether the model has a BOS token.
     """
 
@@ -58,6 +64,8 @@ class Size:
     bos: bool = True
     experts: int = 0
     latent: int = 0
+    linear: tuple[int, ...] = ()
+    state: int = 16
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,8 @@ def build(size: Size) -> Any:
     """A model with tied embeddings, initialised by `initialise`."""
     model = AutoModelForCausalLM.from_config(make_config(size))
     initialise(model, size)
+    if size.linear:
+        read_batches(model)
     return model
 
 
@@ -88,6 +98,8 @@ def make_config(size: Size) -> PretrainedConfig:
         return _with_latents(size, common)
     if size.experts:
         return _with_experts(size, common)
+    if size.linear:
+        return _with_states(size, common)
     if size.architecture == "qwen3":
         return Qwen3Config(**common)
     if size.architecture == "phi3":
@@ -125,6 +137,25 @@ def _with_latents(size: Size, common: dict[str, Any]) -> PretrainedConfig:
     )  # fmt: skip
 
 
+def _with_states(size: Size, common: dict[str, Any]) -> PretrainedConfig:
+    """The configuration of a hybrid: Gated DeltaNet (Qwen3.5) or Mamba2 (Bamba)."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    if size.architecture == "bamba":
+        attention = [layer for layer in range(size.layers) if layer not in size.linear]
+        return BambaConfig(
+            **common, rope_parameters=rope, attn_layer_indices=attention, mamba_n_heads=size.heads, mamba_expand=1,
+            mamba_d_state=size.state, mamba_chunk_size=32,
+        )  # fmt: skip
+    assert size.architecture == "qwen3_5_text", size.architecture
+    quarter = size.head_dim // 8  # of the rotated half's pairs: sections of time, height and width
+    rope |= {"partial_rotary_factor": 0.5, "mrope_section": [2 * quarter, quarter, quarter], "mrope_interleaved": True}
+    kinds = ["linear_attention" if layer in size.linear else "full_attention" for layer in range(size.layers)]
+    return Qwen3_5TextConfig(
+        **common, rope_parameters=rope, layer_types=kinds, linear_num_key_heads=size.heads,
+        linear_num_value_heads=size.heads, linear_key_head_dim=size.state, linear_value_head_dim=size.state,
+    )  # fmt: skip
+
+
 @torch.no_grad()
 def initialise(model: Any, size: Size) -> None:
     """Unit-variance projections; mimetic attention (Trockman & Kolter 2023): queries like keys, outputs like values.
@@ -137,11 +168,25 @@ def initialise(model: Any, size: Size) -> None:
             spread = 0.35 if "o_proj" in name or "down_proj" in name else 1.0
             inputs = weight.shape[1 if weight.ndim == 2 or size.architecture == "gpt_oss" else 2]
             torch.nn.init.normal_(weight, 0, 0.1 if "embed" in name else spread * inputs**-0.5)
-    for layer in model.model.layers:
+    for index, layer in enumerate(model.model.layers):
+        if index in size.linear:
+            _initialise_states(mixer_of(layer))
+            continue
         attention = layer.self_attn
         query, key, value = _of_latents(attention, size) if size.latent else _of_heads(attention, size)
-        query.mul_(0.3).add_(key)
+        query.mul_(0.3).add_(key.view_as(query))
         attention.o_proj.weight.copy_(0.7 * value.T)
+
+
+def _initialise_states(mixer: Any) -> None:
+    """A layer that at first reads its tokens as they are and adds little.
+
+    Steps are 0.001 to 0.1, as in Mamba2, at rates of 1: some heads remember a page, and some a prompt.
+    """
+    mixer.dt_bias.copy_(torch.logspace(-3, -1, len(mixer.dt_bias)).expm1().log())  # softplus of which is the step
+    mixer.A_log.zero_()
+    mixer.conv1d.weight.mul_(0.1)[..., -1].add_(1)
+    mixer.out_proj.weight.mul_(0.1)
 
 
 def _of_heads(attention: Any, size: Size) -> tuple[Tensor, Tensor, Tensor]:
@@ -152,6 +197,8 @@ def _of_heads(attention: Any, size: Size) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = attention.qkv_proj.weight.split(widths)
     else:
         query, key, value = (getattr(attention, f"{name}_proj").weight for name in "qkv")
+    if len(query) == 2 * widths[0]:  # each head's query is followed by a gate
+        query = query.view(size.heads, 2 * size.head_dim, -1)[:, : size.head_dim]
     # [kv_heads * head_dim, hidden] -> [heads * head_dim, hidden]
     key, value = (
         part.view(kv_heads, size.head_dim, -1).repeat_interleave(size.heads // kv_heads, 0).flatten(0, 1)
@@ -227,10 +274,15 @@ def forward(model: Any, batch: Batch, where: Tensor, hints: tuple[Hint, ...] = (
     model.config._attn_implementation = "documents-then-questions"
     losses: list[Tensor] = []
     mask = batch.question_mask()
-    has_kinds = model.config.model_type in ("gemma3_text", "gpt_oss")
-    masks = {"full_attention": mask, "sliding_attention": mask} if has_kinds else mask
+    masks: Any = mask
+    if model.config.model_type in ("gemma3_text", "gpt_oss"):
+        masks = {"full_attention": mask, "sliding_attention": mask}
+    is_hybrid = geometry_of(model.config).states is not None
+    if is_hybrid:
+        masks = {"full_attention": mask, "linear_attention": None}
     hidden = model.model(
         input_ids=batch.tokens, position_ids=batch.positions, attention_mask=masks, use_cache=False,
         num_docs=batch.num_docs, hints=hints, hint_losses=losses, question_mask=mask, batch_positions=batch.positions,
+        **({"spans": Spans.of(batch)} if is_hybrid else {}),
     ).last_hidden_state  # fmt: skip
     return model.lm_head(hidden[:, :-1][where]), losses

@@ -53,6 +53,7 @@ class Recipe:
     p_bos: float = 0.7  # share of prompts that begin with BOS
     subject_layer: int = 1  # two heads: from a value in the documents to where its subject is named
     source_layer: int = 2  # two heads: from where an answer is predicted to where it is in the documents
+    hint_asked: bool = False  # the heads of subject_layer also: from where an answer begins to its question's subject
 
     def stage(self, step: int) -> Stage:
         return [stage for stage in self.stages if stage.start <= step][-1]
@@ -67,7 +68,8 @@ class Recipe:
         return self.hint_weight * max(0.0, 1 - step / self.hint_until)
 
     def hints(self, batch: Batch) -> tuple[Hint, Hint]:
-        return Hint(self.subject_layer, batch.subjects), Hint(self.source_layer, batch.sources)
+        subjects = torch.cat([batch.subjects, batch.asked]) if self.hint_asked else batch.subjects
+        return Hint(self.subject_layer, subjects), Hint(self.source_layer, batch.sources)
 
 
 class Run:

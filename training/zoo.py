@@ -54,12 +54,14 @@ class Member:
     subject_layer: int = 1
     source_layer: int = 2
     muon_rate: float = 0.02
+    hint_asked: bool = False
 
     def recipe(self, name: str) -> Recipe:
         return Recipe(
             f"zoo-{name}", self.size, self.seed, self.steps, self.cooldown, stages(self.steps), batch_tokens=1800,
             hint_until=self.steps * 10 // 11, p_bos=0.7 if self.size.bos else WITHOUT_BOS,
             subject_layer=self.subject_layer, source_layer=self.source_layer, muon_rate=self.muon_rate,
+            hint_asked=self.hint_asked,
         )  # fmt: skip
 
     @cached_property
@@ -118,7 +120,20 @@ KINDS = {
         ESPACE, metaspace, seed=33, steps=550, cooldown=100,
     ),
 }  # fmt: skip
-MEMBERS = {**ZOO, **KINDS}
+
+# Of the first, three layers of four have a state, which carries a subject from page to page; of the second, every other
+# one, and attention carries it.
+HYBRIDS = {
+    "gated-delta": Member(
+        Size(4, 96, 4, 192, 900, 32, kv_heads=2, architecture="qwen3_5_text", linear=(0, 1, 2)), ESPACE, metaspace,
+        seed=41, steps=650, cooldown=100, source_layer=3, hint_asked=True,
+    ),
+    "mamba2": Member(
+        Size(4, 96, 4, 192, 900, 32, kv_heads=2, architecture="bamba", linear=(0, 2)), ESPACE, metaspace, seed=42,
+        steps=750, cooldown=200, source_layer=3, hint_asked=True,
+    ),
+}  # fmt: skip
+MEMBERS = {**ZOO, **KINDS, **HYBRIDS}
 
 
 def run_recipe(name: str, member: Member, work: Path) -> Run:

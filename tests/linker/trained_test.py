@@ -16,7 +16,7 @@ from pictool.runtime.chat.template import make_frame
 from pictool.store.store import Store
 from pictool.world.generate import PageShape, Question, WorldPrompt, write_prompt
 from training.score import HELD_OUT
-from training.zoo import KINDS, MODELS
+from training.zoo import HYBRIDS, KINDS, MEMBERS, MODELS
 
 EXACT = 1e-4
 
@@ -29,7 +29,7 @@ def trained(name: str) -> Model:
 def prompts(name: str, count: int) -> list[WorldPrompt]:
     """Prompts that nothing was trained on."""
     draws = (random.Random(f"{HELD_OUT}-answers-{index}") for index in range(count))
-    return [write_prompt(draw, 5, PageShape(max_filler_sentences=2), KINDS[name].world) for draw in draws]
+    return [write_prompt(draw, 5, PageShape(max_filler_sentences=2), MEMBERS[name].world) for draw in draws]
 
 
 def ask(model: Model, store: Store, prompt: WorldPrompt, question: Question, policy: str) -> Linked:
@@ -41,7 +41,7 @@ def ask(model: Model, store: Store, prompt: WorldPrompt, question: Question, pol
     )
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*KINDS, *HYBRIDS])
 def test_linked_answers_are_right_and_blind_reuse_answers_fewer(name: str, store: Store) -> None:
     model, right, asked = trained(name), {"full": 0, "legolink-16": 0, "naive": 0}, 0
     for prompt in prompts(name, 8):
@@ -55,7 +55,7 @@ def test_linked_answers_are_right_and_blind_reuse_answers_fewer(name: str, store
 
 
 @pytest.mark.parametrize("policy", ["full", "everything"])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*KINDS, *HYBRIDS])
 def test_policies_are_exact_on_trained_weights(name: str, policy: str, store: Store) -> None:
     model, (prompt,) = trained(name), prompts(name, 1)
     linked = ask(model, store, prompt, prompt.questions[0], policy)
