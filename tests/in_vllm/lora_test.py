@@ -133,8 +133,8 @@ def test_requests_of_an_adapter_are_linked(tuned: Tuned, answered: Answered) -> 
     answered.check("LoRA: requests of an adapter", cases, tuned.ask(*cases))
 
 
-def test_links_of_one_adapter_beside_an_answer_of_another(tuned: Tuned, other: Tuned) -> None:
-    """Its rows are computed while the other one's request decodes, whose adapter is then put back."""
+def test_requests_of_two_adapters_for_whom_there_is_one_place(tuned: Tuned, other: Tuned) -> None:
+    """Each is linked under its own, one after the other."""
     linked = other.cases(5, seed=50)
     requests, loras = [tuned.own.exact(seed=82), *linked], [tuned.lora, *[other.lora] * len(linked)]
     answer, *beside = tuned.engine.ask(*requests, num_tokens=30, options={"lora_request": loras})
