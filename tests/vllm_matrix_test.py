@@ -12,7 +12,7 @@ from vllm_matrix import CELLS, REFUSED, RESULTS, RIGHT, Cell
 from pictool.engines.vllm.client.setup import VERSION
 
 IN_VLLM = Path(__file__).parent / "in_vllm"
-ANSWERS, TOLERANCE = 50, 1e-4
+ANSWERS = 50
 
 
 def source_of(cell: Cell) -> str:
@@ -31,7 +31,7 @@ def test_what_is_right_was_compared(feature: str) -> None:
     assert "answered" in arguments_of(CELLS[feature])
     seen = json.loads(RESULTS.read_text())["cells"][feature]
     assert seen["linked"] + seen["exact"] >= ANSWERS and min(seen["linked"], seen["exact"]) > 0
-    assert seen["difference"] <= TOLERANCE
+    assert seen["difference"] <= CELLS[feature].tolerance
 
 
 @pytest.mark.parametrize("feature", [feature for feature, cell in CELLS.items() if cell.verdict == REFUSED])

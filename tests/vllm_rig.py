@@ -56,6 +56,12 @@ _NO_HEAD_DIM = {name: value for name, value in SIZE.items() if name != "head_dim
 _ROPE = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
          "original_max_position_embeddings": 64}  # fmt: skip
 _EXPERTS = {**tiny.EXPERTS, "moe_intermediate_size": 64}
+_LATENTS: dict[str, Any] = {  # the widths that vLLM's kernels for a CPU take; without experts
+    **tiny.LATENTS, "q_lora_rank": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 64,
+    "v_head_dim": 64, "head_dim": 64, "first_k_dense_replace": 4,
+}  # fmt: skip
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512,
+         "mscale": 1.0, "mscale_all_dim": 0.7}  # fmt: skip
 _GRANITE = {
     "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.7, "attention_multiplier": 0.5
 }  # fmt: skip
@@ -102,7 +108,10 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
         rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
                          "original_max_position_embeddings": 512, "truncate": False},
     ),
+    "deepseek_v2": lambda: _of("deepseek_v2", **_LATENTS, rope_parameters=_YARN),
+    "deepseek_v3": lambda: _of("deepseek_v3", **_LATENTS, rope_parameters=_YARN),
 }  # fmt: skip
+LATENTS = ("deepseek_v2", "deepseek_v3")
 REFUSED = ("mistral-window", "phi3-long", "llama-dynamic")
 MORE = ("granite", "glm4", "ernie4_5", "mixtral", "qwen3_moe", "olmoe", "granitemoe", "gpt_oss")
 
@@ -230,13 +239,13 @@ def part_of(world: World, chunk: Chunk, tokens: slice, sinks: int) -> World:
     return World(world.directory, store, world.model)
 
 
-def make_world(directory: Path, name: str = "llama", seed: int = 0) -> World:
+def make_world(directory: Path, name: str = "llama", seed: int = 0, dtype: str = "float32") -> World:
     """A random model whose context matters, and an empty store."""
     path = directory / name
     module = tiny.random_module(CONFIGS[name](), seed, std=0.08)
     module.save_pretrained(path)
     tiny.tokenizer().save_pretrained(path)
-    return World(path, Store(directory / "store"), load_model(str(path), "cpu", "float32"))
+    return World(path, Store(directory / "store"), load_model(str(path), "cpu", dtype))
 
 
 @dataclass(frozen=True)

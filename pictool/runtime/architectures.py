@@ -207,7 +207,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 # Those that the connector for vLLM is tested with.
 IN_VLLM = (
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "granite", "glm4", "ernie4_5", "mixtral",
-    "qwen3_moe", "olmoe", "granitemoe", "gpt_oss",
+    "qwen3_moe", "olmoe", "granitemoe", "gpt_oss", "deepseek_v2", "deepseek_v3",
 )  # fmt: skip
 
 # Models of images and text by their own type: the language model within is run, if its type is one of the above.

@@ -20,7 +20,9 @@ from pictool.linker.policies import policies
 from pictool.runtime.model import embedded_path
 
 
-@pytest.fixture(scope="module", params=[name for name in rig.CONFIGS if name not in (*rig.REFUSED, *rig.MORE)])
+@pytest.fixture(
+    scope="module", params=[name for name in rig.CONFIGS if name not in (*rig.REFUSED, *rig.MORE, *rig.LATENTS)]
+)
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Any]
 ) -> Iterator[tuple[rig.World, rig.Engine]]:

@@ -17,6 +17,7 @@ import vllm_rig as rig
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
+from pictool.engines.vllm.client.serving import Serving
 from pictool.engines.vllm.client.setup import make_setup
 from pictool.errors import InputError, PicError
 from pictool.serve.backends.vllm.plugin import PicEndpoints
@@ -88,7 +89,7 @@ def test_transfer_options_that_are_refused(world: rig.World, name: str) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "dummy weights": ({"load_format": "dummy"}, "load_format dummy"),
     "overrides": ({"hf_overrides": {"rope_theta": 5.0}}, "hf_overrides"),
-    "fp8": ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8"),
+    "cache": ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype bfloat16"),
     "revision": ({"revision": "main"}, "revision"),
     "pipeline": ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
     "embeddings": ({"runner": "pooling", "convert": "embed"}, "pooling models"),
@@ -101,6 +102,19 @@ def test_options_that_are_refused(world: rig.World, name: str) -> None:
     with pytest.raises(InputError, match=message) as error:
         make_setup(config_of(world, **options), _Caches(full_attention()))  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
+
+
+def test_nothing_is_compiled_from_coded_kv(world: rig.World) -> None:
+    """It would not be what `pic compile` makes. The router compiles what requests repeat."""
+    extra = {"store": str(world.store.root), "compile": True}
+    config = config_of(world, {"kv_connector_extra_config": extra}, kv_cache_dtype="fp8")
+    client = SimpleNamespace(
+        vllm_config=config, model_config=SimpleNamespace(max_logprobs=-1, logprobs_mode="raw_logprobs")
+    )
+    for refuse in (lambda: make_setup(config, _Caches(full_attention())), lambda: Serving(client, None)):  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=r"--kv-cache-dtype fp8: .* would be computed from coded KV") as error:
+            refuse()
+        assert "\n" not in str(error.value)
 
 
 def test_drafts_of_a_model_are_refused(world: rig.World) -> None:
@@ -188,14 +202,50 @@ def test_configurations_that_are_refused(world: rig.World, name: str) -> None:
         make_setup(config, _Caches(full_attention()))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("field", "message"), [("use_mla", "MLA"), ("uses_mrope", "M-RoPE"), ("is_multimodal_model", "multimodal")]
-)
+@pytest.mark.parametrize(("field", "message"), [("uses_mrope", "M-RoPE"), ("is_multimodal_model", "multimodal")])
 def test_models_that_are_refused(world: rig.World, field: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(world)
     monkeypatch.setattr(type(config.model_config), field, property(lambda _: True))
     with pytest.raises(InputError, match=message):
         make_setup(config, _Caches(full_attention()))  # type: ignore[arg-type]
+
+
+LATENTS: dict[str, tuple[dict[str, Any], bool, str]] = {
+    "RoPE": ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, True, "RoPE that is not scaled"),
+    "halves": ({"rope_interleave": False}, True, "vLLM rotates pairs"),
+    "heads": ({}, False, "VLLM_MLA_DISABLE"),
+}
+
+
+@pytest.mark.parametrize("name", list(LATENTS))
+def test_latents_that_are_rotated_another_way_are_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields, is_mla, message = LATENTS[name]
+    latents = rig.make_world(tmp_path, "deepseek_v3")
+    path = latents.directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    monkeypatch.setattr("vllm.envs.VLLM_MLA_DISABLE", not is_mla)
+    with pytest.raises(InputError, match=message) as error:
+        make_setup(config_of(latents), _Caches(full_attention()))  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+def test_why_latents_with_a_rope_that_is_not_scaled_are_refused() -> None:
+    """vLLM's kernel for CPUs rotates wrongly what has a dimension for heads, as queries of latents. YaRN has none."""
+    import torch
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.rotary_embedding import get_rope
+
+    positions, query, key = torch.arange(5), torch.randn(5, 4, 64), torch.randn(5, 1, 64)
+    with set_current_vllm_config(VllmConfig()):
+        parameters = {"rope_type": "default", "rope_theta": 1e4}
+        rotary = get_rope(64, 512, is_neox_style=False, rope_parameters=parameters, dtype=torch.float32)
+        right = rotary.forward_native(positions, query, key)[0]
+        flat = rotary.forward_cpu(positions, query.flatten(1), key.flatten(1))[0]
+        wrong = rotary.forward_cpu(positions, query.clone(), key.clone())[0]
+    torch.testing.assert_close(flat.view_as(right), right)
+    assert float((wrong - right).abs().max()) > 0.1
 
 
 @pytest.mark.parametrize("version", ["0.31.1", "0.33.0", "1.0.0"])
@@ -243,6 +293,12 @@ def test_an_engine_does_not_start_with_them(tmp_path: Path) -> None:
     """Refused where it matters: the sliding window of every layer, whose blocks vLLM frees."""
     with pytest.raises(Exception, match="SlidingWindowSpec"):
         rig.Engine(rig.make_world(tmp_path, "mistral-window"))
+
+
+def test_latents_of_other_backends_are_refused(tmp_path: Path) -> None:
+    """vLLM's reference backend computes no prompt whose first tokens are cached."""
+    with pytest.raises(Exception, match=r"CPU_MLA .* is not supported"):
+        rig.Engine(rig.make_world(tmp_path, "deepseek_v3"), attention_backend="CPU_MLA")
 
 
 def test_the_hybrid_manager_of_kv_caches_is_off(world: rig.World) -> None:

@@ -126,11 +126,11 @@ class PicConnector(KVConnectorBase_V1):
     # On every worker
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        setup, rank = self._setup, TensorParallelRank(self._setup.model.geometry.kv_heads)
+        setup, rank = self._setup, TensorParallelRank(self._setup.model.geometry.parts[0].heads)
         if rank.is_first:  # it writes objects
             setup.require_fingerprint()
-        lora = getattr(self._worker.model_runner, "lora_manager", None)
-        model = WorkerModel(self._worker.get_model(), setup.config, setup.kv_cache_config, rank, lora)
+        runner = self._worker.model_runner
+        model = WorkerModel(self._worker.get_model(), setup.config, setup.kv_cache_config, rank, runner)
         forward, settings = RowForward(model), setup.settings
         budget = StepBudget(settings.step_bytes, settings.step_rows or forward.max_rows, settings.step_ms / 1e3)
         self._worker_side = WorkerSide(forward, setup.store, setup.model, budget)

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from pictool.core import RowMask, TokenIds
+from pictool.core import RowMask, Target, TokenIds
 from pictool.engines.vllm.request import Problem
 from pictool.linker.plan import LinkPlan
 from pictool.linker.policies.base import Selection
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter: vLLM's request for it, and what objects are made for under it."""
+
+    request: Any
+    target: Target
 
 
 @dataclass(frozen=True)
@@ -23,6 +32,7 @@ class LinkJob:
     computed: int
     blocks: tuple[int, ...]
     first: Selection | None = None
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,7 @@ class CompileJob:
     blocks: tuple[int, ...]
     salt: str = field(default="", repr=False)
     later: bool = False
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True)

@@ -268,8 +268,13 @@ class ObjectFile:
         return self._decoded(index, shape, codec.decode, into)
 
     def layer_of_heads(self, index: int, heads: slice, into: memoryview | None = None) -> tuple[memoryview, ...]:
-        """As `layer`, of heads [start, stop) alone. All of the layer is read and checked, since its checksum is one."""
+        """As `layer`, of heads [start, stop) alone. All of the layer is read and checked, since its checksum is one.
+
+        Other parts than keys and values, as latents, are of all heads.
+        """
         shape = self.meta.shape
+        if shape.others:
+            return self.layer(index, into)
         if self.meta.codec == "none":
             first, last = heads.start * shape.head_bytes, heads.stop * shape.head_bytes
             return tuple(part[first:last] for part in self.layer(index, into))

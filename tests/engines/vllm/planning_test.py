@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
 import vllm_rig as rig
 from chunks import flip
 
@@ -19,14 +20,21 @@ from pictool.compiler.chunking import make_chunk
 from pictool.core import Chunk, TokenIds
 from pictool.engines.vllm.client.setup import parse_settings
 from pictool.engines.vllm.messages import LinkJob
-from pictool.engines.vllm.request import CompileParams, LinkParams, ObjectRef, PlanningDeadline, RequestError
+from pictool.engines.vllm.request import (
+    CompileParams,
+    LinkParams,
+    ObjectRef,
+    PlanningDeadline,
+    RequestError,
+    UnusableObjectError,
+)
 from pictool.engines.vllm.scheduler.planning import Planner
 from pictool.engines.vllm.worker.kv import KVHeads, ObjectReader
 from pictool.errors import InputError
 from pictool.linker.plan import LinkPlan, Span, make_plan
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
-from pictool.runtime.model import Model
+from pictool.runtime.model import Model, wrap_model
 from pictool.store import store as store_module
 from pictool.store.entries import keys_of
 from pictool.store.matches import Match
@@ -160,6 +168,39 @@ def test_a_linked_object_is_hit_once(model: Model, store: Store, is_named: bool)
     planner.close()
     store.counters.flush()
     assert store.hits() == dict.fromkeys(keys, 1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_latents_are_read_whole_on_every_rank(store: Store, rank: int) -> None:
+    """The key that is rotated comes first."""
+    model = wrap_model(tiny.random_module(tiny.CONFIGS["deepseek_v3"]()), tiny.tokenizer())
+    (compiled,) = compile(model, store, [FIRST])
+    plan = make_plan(NAIVE, rig.ids(*HEAD, *FIRST.tokens, *TAIL), [rig.match(compiled.key, len(HEAD), *FIRST.tokens)])
+    heads = KVHeads.of_rank(model.geometry.parts[0].heads, rank, 2)
+    with store.peek(compiled.key) as file:
+        latent, key = (np.frombuffer(part, np.float32).reshape(len(FIRST), 1, -1) for part in file.layer(1))
+    with ObjectReader(store, model.target, LinkJob("a", plan, None, 0, ()), heads) as reader:
+        for read, expected in zip(reader.read(1), (key, latent), strict=True):
+            assert np.array_equal(read.numpy(), expected)
+
+
+def test_objects_of_the_base_model_are_absent_under_an_adapter(
+    model: Model, store: Store, planner: Planner, tmp_path: Path
+) -> None:
+    """Its files are a part of the model's fingerprint, wherever they are."""
+    (compiled,) = compile(model, store, [FIRST])
+    tokens, request = rig.ids(*HEAD, *FIRST.tokens, *TAIL), request_of(NAIVE, (compiled.key, 3))
+    assert planner.plan(request, tokens) is not None
+    targets = []
+    for name, content in (("first", b"a"), ("copy", b"a"), ("second", b"b")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(content)
+        with closing(planner.under(str(tmp_path / name))) as under, pytest.raises(UnusableObjectError):
+            under.plan(request, tokens)
+        targets.append(under.target)
+    assert targets[0] == targets[1] != targets[2] and model.target not in targets
+    with pytest.raises(InputError, match="none cannot be read"):
+        planner.under(str(tmp_path / "none"))
 
 
 # Documents whose edges a tokenizer joined with what surrounds them

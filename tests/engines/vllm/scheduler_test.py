@@ -48,7 +48,7 @@ def test_rows_of_other_tables_are_told_apart() -> None:
     assert factory.salt_of(plan, None, rows[0]) == factory.salt_of(plan, None, rows[0].copy())
     ranked = [Selection(every, -row.astype(np.float32)) for row in rows]
     for narrowed in ([Selection(row) for row in rows], ranked):  # from a layer on; what tables select of it
-        planned = [PromptPlan(plan, None, first).selected for first in narrowed]
+        planned = [PromptPlan(plan, None, first, None).selected for first in narrowed]  # type: ignore[arg-type]
         assert len({factory.salt_of(plan, None, selected) for selected in planned}) == 3
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,7 +62,13 @@ class Layers:
         geometry, self.device = model.geometry, torch.device("cpu")
         self.width = geometry.kv_heads * geometry.head_dim
         self.rank = OneRank(KVHeads(0, geometry.kv_heads, 1))
-        self.layers = [SimpleNamespace(rotary=Rotary(), attention=Attention()) for _ in range(geometry.layers)]
+        self.layers = [
+            SimpleNamespace(rotary=Rotary(), attention=Attention(), keys_and_values=itemgetter(1, 2))
+            for _ in range(geometry.layers)
+        ]
+
+    def as_stored(self, key: torch.Tensor) -> torch.Tensor:
+        return key
 
     @property
     def model(self) -> Layers:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pictool.core import AnswerFormat, Sampling, Target
 from pictool.engines.vllm.client.online import LIKELY, OnlineEngine, coarse_kl, generate, prompt_of
-from pictool.engines.vllm.client.setup import ConnectorSettings, load_target_model, parse_settings
+from pictool.engines.vllm.client.setup import ConnectorSettings, load_target_model, parse_settings, require_uncoded
 from pictool.engines.vllm.request import FIELD
 from pictool.errors import InputError
 from pictool.runtime.model import Model
@@ -133,6 +133,7 @@ class Serving:
         model = client.model_config
         if 0 <= model.max_logprobs < LIKELY or model.logprobs_mode != "raw_logprobs":
             raise InputError(f"--max-logprobs, --logprobs-mode: the router needs {LIKELY} raw log-probabilities")
+        require_uncoded(config)
         self.settings: ConnectorSettings = parse_settings(config.kv_transfer_config.kv_connector_extra_config)
         self.names: list[str] = [path.name for path in state.openai_serving_models.base_model_paths]
         self.model: Model = load_target_model(config, self.settings)

@@ -15,11 +15,12 @@ from pictool.engines.vllm.request import parse_codec, parse_policy
 from pictool.errors import InputError
 from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model, load_model
-from pictool.runtime.support import depends_on_length, require_in_vllm
+from pictool.runtime.support import depends_on_length, require_in_vllm, rope_parameters
 from pictool.store.signatures import Trust
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -204,13 +205,36 @@ def make_setup(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Setup:
         raise InputError(f"PicConnector: {'; '.join(problems)}")
     assert config.kv_transfer_config is not None
     setup = Setup(config, kv_cache_config, parse_settings(config.kv_transfer_config.kv_connector_extra_config))
+    if setup.settings.compile:
+        require_uncoded(config)
     require_in_vllm(setup.model.config, setup.model.name)
+    if setup.model.geometry.others:
+        _require_latents(setup.model.config, config.model_config.use_mla)
     if depends_on_length(setup.model.config):
         raise InputError(
             "PicConnector: dynamic and long RoPE rotate by the length of the prompt, vLLM by that of the server; "
             "objects cannot match"
         )
     return setup
+
+
+def require_uncoded(config: VllmConfig) -> None:
+    """Refuse to compile over a KV cache that is coded: the objects would not be those of `pic compile`.
+
+    Raises:
+        InputError: names the option.
+    """
+    if _is_fp8_on_cpu(config):
+        raise InputError(
+            f"--kv-cache-dtype {config.cache_config.cache_dtype}: what vLLM compiles would be computed from coded KV; "
+            "compile with pic compile, and link without the router and the connector's field compile"
+        )
+
+
+def _is_fp8_on_cpu(config: VllmConfig) -> bool:
+    """Whether the KV cache is fp8 where links were compared; latents' is not, nor that of a GPU."""
+    is_cpu = config.device_config.device_type == "cpu" and not config.model_config.use_mla
+    return is_cpu and config.cache_config.cache_dtype in ("fp8", "fp8_e4m3", "fp8_e5m2")
 
 
 def _unsupported_options(config: VllmConfig) -> Iterator[str]:
@@ -227,12 +251,11 @@ def _unsupported_options(config: VllmConfig) -> Iterator[str]:
         "speculative decoding other than by n-grams": (
             config.speculative_config is not None and config.speculative_config.method != "ngram"
         ),
-        "MLA": model.use_mla,
         "M-RoPE": model.uses_mrope,
         "multimodal models": model.is_multimodal_model,
         "pooling models": model.runner_type != "generate",
         "quantized weights": model.quantization is not None,
-        f"kv_cache_dtype {cache_dtype}": cache_dtype not in ("auto", _dtype_of(config)),
+        f"kv_cache_dtype {cache_dtype}": cache_dtype not in ("auto", _dtype_of(config)) and not _is_fp8_on_cpu(config),
         "load_format dummy (objects are made for the checkpoint's weights)": config.load_config.load_format == "dummy",
         "hf_overrides (put the change into config.json)": bool(model.hf_overrides),
         "revision (give a directory)": model.revision is not None,
@@ -253,6 +276,23 @@ def _is_one_of_several() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _require_latents(config: PretrainedConfig, is_mla: bool) -> None:
+    """Refuse a model of latents (MLA) whose KV vLLM keeps, or whose keys it rotates, another way.
+
+    Raises:
+        InputError: says which.
+    """
+    if not is_mla:
+        raise InputError("PicConnector: latents cached as keys and values (VLLM_MLA_DISABLE) are not supported")
+    if any(parameters["rope_type"] == "default" for parameters in rope_parameters(config)):
+        raise InputError(
+            "PicConnector: latents (MLA) with a RoPE that is not scaled are not supported: on a CPU vLLM 0.32 rotates "
+            "them wrongly, in ordinary requests too"
+        )
+    if not getattr(config, "rope_interleave", True):
+        raise InputError("PicConnector: latents (MLA) with rope_interleave=false are not supported: vLLM rotates pairs")
 
 
 def _unsupported_caches(kv_cache_config: KVCacheConfig) -> Iterator[str]:

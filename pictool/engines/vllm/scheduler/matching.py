@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from dataclasses import replace
+from pathlib import Path
+
+from blake3 import blake3
 
 from pictool.core import Target
 from pictool.engines.vllm.request import RequestError, UnusableObjectError
-from pictool.errors import PicError
+from pictool.errors import InputError, PicError
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 
 KEY_DIGITS = 64
+
+
+def adapted(target: Target, directory: str) -> Target:
+    """What objects are made for under a LoRA adapter: its files are a part of the model's fingerprint.
+
+    Raises:
+        InputError: it is no local directory, or cannot be read.
+    """
+    digest = hashlib.sha256(target.model.encode())
+    try:
+        for path in sorted(Path(directory).iterdir()):
+            if path.is_file():
+                digest.update(f"{path.name} {blake3().update_mmap(path).hexdigest()} ".encode())
+    except OSError as error:
+        raise InputError(f"the adapter {directory} cannot be read ({error.strerror}); give a directory") from error
+    return replace(target, model=digest.hexdigest())
 
 
 def full_key(store: Store, name: object, salt: str, listed: dict[str, list[str]] | None = None) -> str:

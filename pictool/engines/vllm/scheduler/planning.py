@@ -6,6 +6,8 @@ import logging
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
+from copy import copy
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from pictool.engines.vllm.request import (
     RequestError,
     UnusableObjectError,
 )
-from pictool.engines.vllm.scheduler.matching import full_key, open_object
+from pictool.engines.vllm.scheduler.matching import adapted, full_key, open_object
 from pictool.engines.vllm.worker.threads import BackgroundThrottle
 from pictool.errors import InputError, PicError
 from pictool.linker.plan import LinkPlan, Span, make_plan
@@ -41,16 +43,17 @@ class Planner:
     """Plans the requests of a server: one store, and one model whose weights are not loaded. Thread-safe.
 
     Attributes:
+        target: what the objects are made for.
         throttle: to the engine, whose steps planning is not to hold.
     """
 
     def __init__(self, settings: ConnectorSettings, store: Store, model: Model) -> None:
         self._settings, self._store, self._model = settings, store, model
-        self._target = model.target
+        self.target = model.target
         self.throttle = BackgroundThrottle()
         self._models = threading.Lock()  # a second model, and a tokenizer that encodes, are used by one thread
         settings.policy.prepare(model)
-        self._index = ContentIndex(store, self._target, settings.min_tokens, self._decode, model.bos_id)
+        self._index = ContentIndex(store, self.target, settings.min_tokens, self._decode, model.bos_id)
         self._indexing = IndexThread(self._index, settings.refresh_s, lambda problem: _log.warning("pic: %s", problem))
         if settings.recognise:  # the server starts with all that is in the store
             self._indexing.start()
@@ -60,6 +63,18 @@ class Planner:
                     "prompts once that is done",
                     store.root, settings.start_s,
                 )  # fmt: skip
+
+    def under(self, directory: str) -> Planner:
+        """A planner for requests of a LoRA adapter, which find the objects that were made under it.
+
+        Raises:
+            InputError: the adapter is no local directory.
+        """
+        model = copy(self._model)
+        vars(model)["target"] = adapted(self.target, directory)  # a cached property
+        planner = Planner(replace(self._settings, recognise=False), self._store, model)
+        planner.throttle = self.throttle
+        return planner
 
     def close(self) -> None:
         """Stop reading the store for new objects."""
@@ -170,7 +185,7 @@ class Planner:
             self.throttle.pause()
             if ref.key not in keys:
                 keys[ref.key] = full_key(self._store, ref.key, salt, listed)
-                with open_object(self._store, self._target, keys[ref.key], salt) as file:
+                with open_object(self._store, self.target, keys[ref.key], salt) as file:
                     self._require_dummy(file, ref.key)
                     opened[ref.key] = file.tokens()
                     self._store.mark_used(file)
@@ -219,7 +234,7 @@ class Planner:
     def _is_usable(self, key: str, salt: str, needs_table: bool) -> bool:
         """Whether a recognised object can be linked; if so, it is now used. A damaged one is not recognised again."""
         try:
-            with open_object(self._store, self._target, key, salt) as file:
+            with open_object(self._store, self.target, key, salt) as file:
                 if needs_table and file.meta.fixups is None:
                     return False
                 self._store.mark_used(file)
@@ -234,7 +249,7 @@ class Planner:
 
     def _head_key(self, head: TokenIds, salt: str) -> str | None:
         """The object of a head, if it was compiled: it is at the position it was compiled at, so it is exact."""
-        key = self._target.key(head, 0, CODEC, salt)
+        key = self.target.key(head, 0, CODEC, salt)
         return key if len(head) and self._store.has(key) else None
 
     def _prompt(self, plan: LinkPlan) -> Prompt:
@@ -249,14 +264,14 @@ class Planner:
         """The table of a span's object, cut to the span. Tokens without an object are computed anyway: 0."""
         if span.key is None:
             return np.zeros(span.end - span.start, dtype=np.float16)
-        with open_object(self._store, self._target, span.key, plan.salt) as file:
+        with open_object(self._store, self.target, span.key, plan.salt) as file:
             table = file.fixups()
         return None if table is None else table[span.part]
 
     def _text(self, plan: LinkPlan, span: Span) -> str:
         """The text of the object, if all of it is in the span; else what the span's tokens decode to."""
         if span.key is not None:
-            with open_object(self._store, self._target, span.key, plan.salt) as file:
+            with open_object(self._store, self.target, span.key, plan.salt) as file:
                 if file.meta.num_tokens == span.end - span.start:
                     return file.text()
         return self._decode(plan.layout.tokens[span.start : span.end].tolist())

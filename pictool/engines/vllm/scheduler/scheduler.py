@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import secrets
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from pictool.core import RowMask
 from pictool.engines.vllm.client.setup import ConnectorSettings
-from pictool.engines.vllm.messages import CompileJob, FailedJob, Job, JobResult, LinkJob
+from pictool.engines.vllm.messages import Adapter, CompileJob, FailedJob, Job, JobResult, LinkJob
 from pictool.engines.vllm.plugin import is_router
 from pictool.engines.vllm.request import (
     FIELD,
@@ -92,6 +93,7 @@ class PromptPlan:
     plan: LinkPlan
     rows: RowMask | None
     first: Selection | None
+    planner: Planner
 
     @property
     def selected(self) -> NDArray[Any]:
@@ -128,7 +130,7 @@ class _Compile:
     parsed: CompileParams
     report: LinkReport
     salt: str = field(repr=False)
-    checking: Future[None]
+    checking: Future[Planner]
     deadline: PlanningDeadline
 
 
@@ -142,6 +144,8 @@ class SchedulerSide:
 
     def __init__(self, planner: Planner, settings: ConnectorSettings) -> None:
         self._planner, self._settings = planner, settings
+        self._planners: dict[int, Planner] = {}  # by the id of an adapter
+        self._making = threading.Lock()
         self._salts, self._counts, self._costs = SaltFactory(), MetricCounts(), LinkCosts()
         self._links: dict[str, _Link] = {}  # by request id
         self._compiles: dict[str, _Compile] = {}
@@ -221,7 +225,7 @@ class SchedulerSide:
                 self._finish_link(active, outcome)
             else:
                 active.report.state = "compiled"
-                self._planner.wake()
+                active.checking.result().wake()
                 self._reports[name] = self._compiles.pop(name).report
 
     def finish_request(self, request: Request) -> dict[str, Any] | None:
@@ -238,14 +242,25 @@ class SchedulerSide:
     def shutdown(self) -> None:
         for threads in (self._threads, self._threads_for_many):
             threads.shutdown(wait=False, cancel_futures=True)
-        self._planner.close()
+        for planner in (self._planner, *self._planners.values()):
+            planner.close()
+
+    def _planner_of(self, request: Request) -> Planner:
+        """In a thread: the planner of the request's adapter, which may have to be read. Raises InputError."""
+        adapter = request.lora_request
+        if adapter is None:
+            return self._planner
+        with self._making:
+            if adapter.lora_int_id not in self._planners:
+                self._planners[adapter.lora_int_id] = self._planner.under(adapter.lora_path)
+            return self._planners[adapter.lora_int_id]
 
     def _add_link(self, request: Request, parsed: LinkParams, client_salt: str) -> None:
         tokens = request.prompt_token_ids or []
         deadline = PlanningDeadline.after(self._settings.plan_s)
         threads = self._threads_for_many if len(parsed.objects or ()) > _MANY else self._threads
         report, own_salt = LinkReport(label_of(parsed.policy)), request.cache_salt
-        planning = threads.submit(self._plan, parsed, tokens, client_salt, deadline, report)
+        planning = threads.submit(self._plan, request, parsed, tokens, client_salt, deadline, report)
         limit = None if parsed.policy.needs.runs_model else deadline  # a second model takes the time that it takes
         link = _Link(request, client_salt, own_salt, planning, limit, report, time.perf_counter())
         link.is_fresh, link.is_named = parsed.fresh, parsed.objects is not None
@@ -267,16 +282,22 @@ class SchedulerSide:
         return is_done
 
     def _plan(
-        self, parsed: LinkParams, tokens: Sequence[int], salt: str, deadline: PlanningDeadline, report: LinkReport
+        self,
+        request: Request,
+        parsed: LinkParams,
+        tokens: Sequence[int],
+        salt: str,
+        deadline: PlanningDeadline,
+        report: LinkReport,
     ) -> PromptPlan | None:
         """In a thread: the plan and its rows; None if nothing was recognised, and the report says what was nearest."""
-        ids = np.asarray(tokens, dtype=np.int32)
-        plan = self._planner.plan(parsed, ids, salt, deadline)
+        ids, planner = np.asarray(tokens, dtype=np.int32), self._planner_of(request)
+        plan = planner.plan(parsed, ids, salt, deadline)
         if plan is None:
-            report.nearest = self._planner.nearest(parsed, ids, salt)
+            report.nearest = planner.nearest(parsed, ids, salt)
             return None
-        rows = self._planner.select(plan)
-        return PromptPlan(plan, rows, self._planner.first_selection(plan) if rows is None else None)
+        rows = planner.select(plan)
+        return PromptPlan(plan, rows, planner.first_selection(plan) if rows is None else None, planner)
 
     def _take_plan(self, link: _Link) -> None:
         """The plan is there, or failed: give the request the salt of the plan, or make it an ordinary one."""
@@ -337,22 +358,29 @@ class SchedulerSide:
         if name in self._compiles:
             parsed, salt = self._compiles[name].parsed, self._compiles[name].salt
             tokens = np.asarray(request.prompt_token_ids[:-1], dtype=np.int32)
-            return CompileJob(name, tokens, parsed.sinks, parsed.text, tuple(blocks), salt, parsed.later)
+            adapter = _adapter_of(request, self._compiles[name].checking.result())
+            return CompileJob(name, tokens, parsed.sinks, parsed.text, tuple(blocks), salt, parsed.later, adapter)
         link = self._links[name]
         assert link.planned is not None
         link.num_external = num_external
         computed = link.planned.plan.num_context - num_external
-        return LinkJob(name, link.planned.plan, link.planned.rows, computed, tuple(blocks), link.planned.first)
+        planned, adapter = link.planned, _adapter_of(request, link.planned.planner)
+        return LinkJob(name, planned.plan, planned.rows, computed, tuple(blocks), planned.first, adapter)
 
     def _add_compile(self, request: Request, parsed: CompileParams, salt: str) -> None:
         if not self._settings.compile and not is_router(parsed.secret):
             self._refuse(request, parsed, 'compile: this server takes no objects (kv_connector_extra_config "compile")')
             return
-        checking = self._threads.submit(self._planner.require_compilable, request.prompt_token_ids or [], parsed)
+        checking = self._threads.submit(self._check_compile, request, parsed)
         report = LinkReport(label_of(parsed.policy))
         deadline = PlanningDeadline.after(self._settings.plan_s)
         self._compiles[request.request_id] = _Compile(request, parsed, report, salt, checking, deadline)
         _set_salt(request, self._salts.unique())
+
+    def _check_compile(self, request: Request, parsed: CompileParams) -> Planner:
+        """In a thread: the planner of a request that can be compiled. Raises InputError."""
+        self._planner.require_compilable(request.prompt_token_ids or [], parsed)
+        return self._planner_of(request)
 
     def _finish_link(self, link: _Link, outcome: JobResult) -> None:
         report, reused = link.report, link.num_external - outcome.recomputed
@@ -380,7 +408,7 @@ class SchedulerSide:
         problem = why if isinstance(why, Problem) else Problem.of(why)
         name, link = request.request_id, self._links.get(request.request_id)
         if link is not None and link.planned is not None:
-            self._planner.mark_suspect(link.planned.plan)
+            link.planned.planner.mark_suspect(link.planned.plan)
         if link is not None:
             _set_salt(request, link.own_salt)
         if isinstance(why, Exception) and not isinstance(why, PicError):
@@ -469,14 +497,21 @@ def _keep_from_workers(request: Request) -> None:
         }
 
 
+def _adapter_of(request: Request, planner: Planner) -> Adapter | None:
+    """The adapter of a request, and the target of its planner; None for the base model."""
+    return None if request.lora_request is None else Adapter(request.lora_request, planner.target)
+
+
 def _unlinkable(request: Request) -> str | None:
     """Why a request cannot be linked, or None."""
     if request.prompt_token_ids is None or request.prompt_embeds is not None:
         return "a prompt of embeddings has no tokens to link"
     if request.sampling_params is None:
         return "a pooling request is not linked"
-    if request.mm_features or request.lora_request is not None or request.resumable:
-        return "requests with media, adapters or streamed input are not linked"
+    if request.mm_features or request.resumable:
+        return "requests with media or streamed input are not linked"
+    if request.lora_request is not None and request.lora_request.load_inplace:
+        return "an adapter that is loaded again in its place (load_inplace) is not linked"
     if request.skip_reading_prefix_cache:
         return "log-probabilities of the prompt (or skip_reading_prefix_cache) need the whole prompt computed"
     return None

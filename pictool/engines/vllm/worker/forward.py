@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pictool.core import RowMask, TokenIds
+from pictool.engines.vllm.messages import Adapter
 from pictool.engines.vllm.worker.kv import AttentionLayer, LoadedJob, WorkerModel
 from pictool.linker.narrowing import Narrowing
 from pictool.linker.policies.base import Prompt, Scores
@@ -51,23 +52,27 @@ Work = Generator[
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """The prompts of a forward: their token ids one after another, where each begins, and their blocks."""
+    """The prompts of a forward: their token ids one after another, where each begins, their blocks, one adapter."""
 
     tokens: Ints  # [tokens of all prompts]
     start: Ints  # [prompts]
     blocks: NDArray[np.int32]  # [prompts, most blocks], filled up with 0
+    adapter: Adapter | None = None
 
     @classmethod
-    def of(cls, tokens: Sequence[TokenIds], blocks: Sequence[Sequence[int]]) -> PromptBatch:
+    def of(
+        cls, tokens: Sequence[TokenIds], blocks: Sequence[Sequence[int]], adapter: Adapter | None = None
+    ) -> PromptBatch:
         table = np.zeros((len(blocks), max(map(len, blocks))), dtype=np.int32)
         for row, numbers in zip(table, blocks, strict=True):
             row[: len(numbers)] = numbers
         lengths = np.cumsum([0, *map(len, tokens)])
-        return cls(np.concatenate(tokens).astype(np.int64), lengths[:-1], table)
+        return cls(np.concatenate(tokens).astype(np.int64), lengths[:-1], table, adapter)
 
     @classmethod
     def of_jobs(cls, loaded: Sequence[LoadedJob]) -> PromptBatch:
-        return cls.of([entry.job.plan.layout.tokens for entry in loaded], [entry.job.blocks for entry in loaded])
+        jobs = [entry.job for entry in loaded]
+        return cls.of([job.plan.layout.tokens for job in jobs], [job.blocks for job in jobs], jobs[0].adapter)
 
 
 @dataclass(frozen=True)
@@ -203,8 +208,7 @@ class RowForward:
 
         def project(micro_batch: MicroBatch) -> None:
             run = partial(self._run_layer, batch, micro_batch, layer, hidden)
-            _, key, value = _inputs_of(layer.attention, run)
-            key, value = _by_head(layer, key), _by_head(layer, value)
+            key, value = (_by_head(layer, part) for part in layer.keys_and_values(_inputs_of(layer.attention, run)))
             self.model.write(layer, key, value, self._slots(batch, micro_batch))
             if see is not None:
                 see(micro_batch, key, value)
@@ -248,7 +252,7 @@ class RowForward:
         slots = {layer.name: common.slot_mapping for layer in self.model.layers}
         num_tokens = len(micro_batch.index)
         with (
-            self.model.without_adapters(num_tokens),
+            self.model.under(batch.adapter, num_tokens),
             set_forward_context(
                 metadata, self.model.config, num_tokens=num_tokens, slot_mapping=slots, skip_compiled=True
             ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pictool.core import Target
-from pictool.engines.vllm.messages import LinkJob
+from pictool.core import Geometry, Target
+from pictool.engines.vllm.messages import Adapter, LinkJob
 from pictool.engines.vllm.request import Problem, UnusableObjectError
 from pictool.engines.vllm.scheduler.matching import open_object
 from pictool.errors import ModelError, PicError
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
 
 # Their metadata have room for any number of runs, or for max_num_seqs (`RowForward.max_rows`)
 BACKENDS = frozenset({"CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN", "FLASHINFER", "FLEX_ATTENTION"})
+LATENT_BACKENDS = frozenset({"AMX_MLA"})
 Bits = NDArray[Any]  # numbers of 2 or 4 bytes, as unsigned integers
 _scratch = threading.local()  # a layer of an object, by thread
-KV = tuple[Tensor, Tensor]  # un-rotated keys and values, [tokens, kv_heads, head_dim]
+KV = tuple[Tensor, Tensor]  # un-rotated keys and values, [tokens, kv_heads, head_dim]; of latents: the key, the latent
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,15 @@ class AttentionLayer:
         """The name of its attention backend."""
         return str(self.attention.get_attn_backend().get_name())
 
+    @property
+    def has_latents(self) -> bool:
+        """Whether it keeps a latent and a rotated key of all heads (MLA)."""
+        return self.backend in LATENT_BACKENDS
+
+    def keys_and_values(self, inputs: Sequence[Tensor]) -> KV:
+        """The rotated keys and the values, or the latents, in what its attention is called with."""
+        return (inputs[2], inputs[1]) if self.has_latents else (inputs[1], inputs[2])
+
     @cached_property
     def parameters(self) -> tuple[str, ...]:
         """In which order the decoder layer takes positions, hidden_states and, unless it adds that itself, residual."""
@@ -174,48 +185,67 @@ class WorkerModel:
         rank: this worker among those of tensor parallelism.
 
     Args:
-        lora: vLLM's manager of LoRA adapters; None without `--enable-lora`.
+        runner: vLLM's model runner, which may have a manager of LoRA adapters.
     """
 
     def __init__(
         self, module: nn.Module, config: VllmConfig, kv_cache_config: KVCacheConfig, rank: TensorParallelRank,
-        lora: Any = None,
+        runner: Any = None,
     ) -> None:  # fmt: skip
-        self.module, self.config, self.rank, self._lora = module, config, rank, lora
+        self.module, self.config, self.rank, self._runner = module, config, rank, runner
+        self._lora = getattr(runner, "lora_manager", None)
         (group,) = kv_cache_config.kv_cache_groups
         self.cache_spec: Any = group.kv_cache_spec
         self.layers = _attention_layers(module, config, group.layer_names)
         self.device = next(module.parameters()).device
+        model = config.model_config
+        self._stores_halves = bool(model.use_mla and getattr(model.hf_config, "rope_interleave", False))
 
     @contextmanager
-    def without_adapters(self, num_tokens: int) -> Iterator[None]:
-        """Compute rows by the base model alone: vLLM's own step says which adapter each of its tokens has."""
+    def under(self, adapter: Adapter | None, num_tokens: int) -> Iterator[None]:
+        """Compute rows under an adapter, or by the base model alone: vLLM's own step has adapters of its own."""
         if self._lora is None:
             yield
             return
         from vllm.lora.layers import LoRAMapping
 
-        manager = self._lora._adapter_manager
-        before = manager._last_mapping
-        manager.set_adapter_mapping(LoRAMapping((0,) * num_tokens, (0,), is_prefill=True))
+        before = self._lora._adapter_manager._last_mapping
+        requests, of_step = set[Any](), set[Any]()
+        if adapter is not None:  # it may take the place of one of the step's
+            requests, of_step = {adapter.request}, set(self._runner.input_batch.lora_id_to_lora_request.values())
+        number = 0 if adapter is None else adapter.request.lora_int_id
+        mapping = LoRAMapping((number,) * num_tokens, (number,), is_prefill=True)
+        self._lora.set_active_adapters(requests, mapping)
         try:
             yield
         finally:
-            if before is not None:
-                manager.set_adapter_mapping(before)
+            present = {0, *(request.lora_int_id for request in of_step)}
+            if before is not None and (adapter is None or present.issuperset(before.index_mapping)):
+                self._lora.set_active_adapters(of_step, before)
 
     def rotate(self, layer: AttentionLayer, key: Tensor, positions: Tensor) -> Tensor:
         """Rotate keys [tokens, kv_heads, head_dim] to their positions, by the layer's own rotary embedding."""
         if not len(key):  # compiled kernels take no fewer than one row
             return key
-        flat = key.flatten(1).clone()  # some backends rotate in place
-        rotated: Tensor = layer.rotary(positions, flat, None)[0].view_as(key)
+        if self._stores_halves:  # vLLM rotates pairs of neighbours
+            key = torch.stack(key.chunk(2, -1), -1).flatten(-2)
+        own = key.clone() if layer.has_latents else key.flatten(1).clone()  # some backends rotate in place
+        other = own.clone() if layer.has_latents else None  # DeepSeek's rotary embedding takes no key alone
+        rotated: Tensor = layer.rotary(positions, own, other)[0].view_as(key)
         return rotated
+
+    def as_stored(self, key: Tensor) -> Tensor:
+        """Un-rotated keys as objects have them: `transformers` puts the first of all pairs before the others."""
+        return torch.cat((key[..., 0::2], key[..., 1::2]), -1) if self._stores_halves else key
 
     def write(self, layer: AttentionLayer, key: Tensor, value: Tensor, slots: Tensor) -> None:
         """Write rotated keys, and values, [tokens, kv_heads, head_dim], into slots; the backend knows its layout."""
-        attention = layer.attention
-        attention.impl.do_kv_cache_update(attention, key.contiguous(), value.contiguous(), attention.kv_cache, slots)
+        attention, key, value = layer.attention, key.contiguous(), value.contiguous()
+        if layer.has_latents:
+            scale = attention.kv_cache_dtype, attention._k_scale
+            attention.impl.do_kv_cache_update(value.squeeze(1), key, attention.kv_cache, slots, *scale)
+        else:
+            attention.impl.do_kv_cache_update(attention, key, value, attention.kv_cache, slots)
 
     def slots(self, blocks: Sequence[int], positions: Tensor) -> Tensor:
         """The slots of a prompt's positions in the KV cache, int64 on the device."""
@@ -237,17 +267,23 @@ def _attention_layers(module: nn.Module, config: VllmConfig, names: Sequence[str
     layers = []
     for name in sorted(names, key=extract_layer_index):
         attention = config.compilation_config.static_forward_context[name]
-        block, _, _ = paths.get(id(attention), "").rpartition(".")
+        path = paths.get(id(attention), "")
+        block, decoder = path.rpartition(".")[0], re.sub(r"(\.\d+)\..*", r"\1", path)
         rotary = getattr(module.get_submodule(block), "rotary_emb", None)
         if not isinstance(rotary, nn.Module):
             raise ModelError(f"pic: {name} has no rotary embedding of its own; this architecture cannot be linked")
-        layer = AttentionLayer(name, attention, rotary, module.get_submodule(block.rpartition(".")[0]))
-        if attention.get_attn_backend().forward_includes_kv_cache_update:
+        layer = AttentionLayer(name, attention, rotary, module.get_submodule(decoder))
+        if config.model_config.use_mla and not layer.has_latents:
+            raise ModelError(
+                f"pic: the attention backend {layer.backend} of latents (MLA) is not supported: CPU_MLA computes no "
+                "prompt of which a part is cached, others were not examined; use a CPU with AMX, and --dtype bfloat16"
+            )
+        if attention.get_attn_backend().forward_includes_kv_cache_update and not layer.has_latents:
             raise ModelError(
                 f"pic: the attention backend {layer.backend} writes KV within its forward alone, so objects cannot be "
                 "put into its blocks; use --attention-backend FLASH_ATTN"
             )
-        if layer.backend not in BACKENDS:
+        if layer.backend not in BACKENDS | LATENT_BACKENDS:
             raise ModelError(
                 f"pic: the attention backend {layer.backend} has not been examined for forwards of many short runs; "
                 f"use --attention-backend FLASH_ATTN (or one of {', '.join(sorted(BACKENDS - {'FLASH_ATTN'}))})"
@@ -317,18 +353,19 @@ class ObjectReader:
         Raises:
             UnusableObjectError: a damaged layer.
         """
-        shape = (len(self.positions), len(self._heads), self._target.geometry.head_dim)
-        dtype = getattr(torch, self._target.dtype)
-        num_bytes = prod(shape) * dtype.itemsize
-        key, value = (streams.host_buffer(num_bytes, self._device).view(dtype).view(shape) for _ in range(2))
+        dtype, parts = getattr(torch, self._target.dtype), []
+        for part in self._target.geometry.parts:
+            shape = (len(self.positions), len(self._heads), part.width)
+            num_bytes = prod(shape) * dtype.itemsize
+            parts.append(streams.host_buffer(num_bytes, self._device).view(dtype).view(shape))
         start = 0
         for file, tokens in self._parts:
             end = start + tokens.stop - tokens.start
-            for into, part in zip((key, value), self._of_heads(file, layer), strict=True):
+            for into, data in zip(parts, self._of_heads(file, layer), strict=True):
                 # By numpy: torch would use as many threads as the engine has
-                _bits(into)[start:end] = part[:, tokens].transpose(1, 0, 2)
+                _bits(into)[start:end] = data[:, tokens].transpose(1, 0, 2)
             start = end
-        return key, value
+        return by_rotation(self._target.geometry, *parts)
 
     def _open(self, store: Store, span: Span, job: LinkJob) -> ObjectFile:
         assert span.key is not None
@@ -337,7 +374,7 @@ class ObjectReader:
         return file
 
     def _of_heads(self, file: ObjectFile, layer: int) -> tuple[Bits, Bits]:
-        """Keys and values of an object, of this rank's heads, [kv_heads, tokens, head_dim]; not to be written to.
+        """The parts of an object (keys and values), of this rank's heads, [heads, tokens, width]; not to be written to.
 
         They are valid until the next call on this thread, unless they are kept in memory.
         """
@@ -345,7 +382,7 @@ class ObjectReader:
             return self._read(file, layer)
         heads = slice(self._heads.first, self._heads.last)
         content = (file.checksums["layers"][layer], file.meta.codec, file.meta.shape, heads.start, heads.stop)
-        num_bytes = file.layer_bytes * len(self._heads) // self._target.geometry.kv_heads
+        num_bytes = file.layer_bytes * len(self._heads) // self._target.geometry.parts[0].heads
         kept: tuple[Bits, Bits] = self._memory.get(
             content, num_bytes, lambda: tuple(part.copy() for part in self._read(file, layer))
         )
@@ -357,11 +394,16 @@ class ObjectReader:
         if buffer is None or len(buffer) < file.layer_bytes:
             buffer = _scratch.buffer = memoryview(bytearray(file.layer_bytes))
         try:
-            key, value = file.layer_of_heads(layer, heads, buffer)
+            first, second = file.layer_of_heads(layer, heads, buffer)
         except (PicError, OSError) as error:
             raise UnusableObjectError(file.meta.key, error) from error
-        shape, dtype = stored.of_heads(heads).dims, f"u{stored.width}"
-        return np.frombuffer(key, dtype).reshape(shape), np.frombuffer(value, dtype).reshape(shape)
+        (of_first, of_second), dtype = stored.of_heads(heads).part_dims, f"u{stored.width}"
+        return np.frombuffer(first, dtype).reshape(of_first), np.frombuffer(second, dtype).reshape(of_second)
+
+
+def by_rotation(geometry: Geometry, first: Tensor, second: Tensor) -> KV:
+    """The parts of a layer, the one that is rotated before the other; or, from this order, back."""
+    return (first, second) if geometry.parts[0].rotated else (second, first)
 
 
 def _bits(tensor: Tensor) -> Bits:

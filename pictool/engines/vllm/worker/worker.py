@@ -19,8 +19,9 @@ from pictool.compiler.compile import CODEC
 from pictool.core import Target
 from pictool.engines.vllm.messages import CompileJob, FailedJob, Job, JobResult, LinkJob
 from pictool.engines.vllm.request import Problem
+from pictool.engines.vllm.scheduler.matching import adapted
 from pictool.engines.vllm.worker.forward import ForwardPiece, NarrowingForward, PromptBatch, RowForward, RowSet, Work
-from pictool.engines.vllm.worker.kv import LoadedJob, ObjectReader, WorkerModel
+from pictool.engines.vllm.worker.kv import LoadedJob, ObjectReader, WorkerModel, by_rotation
 from pictool.engines.vllm.worker.loading import Loading
 from pictool.engines.vllm.worker.pace import DeviceClock, PieceSize, StepDeadline, StepTimeLimit
 from pictool.engines.vllm.worker.threads import BackgroundThrottle, background_threads
@@ -170,7 +171,7 @@ class WorkerSide:
     # Loading
 
     def _start(self, job: LinkJob, target: Target) -> Loading:
-        model = self._forward.model
+        model, target = self._forward.model, job.adapter.target if job.adapter else target
         reader = partial(ObjectReader, self._store, target, job, model.rank.heads, model.device, self._throttle.pause)
         checked = job.plan.policy.check_layers(len(model.layers)) if job.rows is None else ()
         return Loading(job, self._threads, reader, checked)
@@ -222,8 +223,12 @@ class WorkerSide:
                     assert loading.loaded is not None
                     ready.append((outcome, loading.loaded))
         for is_narrowing, compute, queue in ((False, self._static, self._short), (True, self._narrowing, self._long)):
-            chosen = [(outcome, entry) for outcome, entry in ready if (entry.job.rows is None) is is_narrowing]
-            if chosen:
+            alike: dict[int, list[tuple[JobResult, LoadedJob]]] = {}  # by adapter: a forward has one
+            for outcome, entry in ready:
+                if (entry.job.rows is None) is is_narrowing:
+                    number = entry.job.adapter.request.lora_int_id if entry.job.adapter else 0
+                    alike.setdefault(number, []).append((outcome, entry))
+            for chosen in alike.values():
                 before = {entry.job.request_id: outcome for outcome, entry in chosen}
                 queue.append(_Computing(before, compute([entry for _, entry in chosen])))
         return outcomes
@@ -280,9 +285,9 @@ class WorkerSide:
 
     def _compile(self, job: CompileJob, target: Target) -> Work[Sequence[float]]:
         """Compute a chunk after its sinks, and hand its object to a thread that writes it; the first rank writes."""
-        forward, rank = self._forward, self._forward.model.rank
+        forward, rank, target = self._forward, self._forward.model.rank, job.adapter.target if job.adapter else target
         rows, capture = RowSet.of([np.ones(len(job.tokens), dtype=bool)]), _KVCapture(forward.model)
-        work = forward.run(PromptBatch.of([job.tokens], [job.blocks]), rows, self._budget.max_rows)
+        work = forward.run(PromptBatch.of([job.tokens], [job.blocks], job.adapter), rows, self._budget.max_rows)
         piece: ForwardPiece | None = next(work)
         while piece is not None:
             count = yield piece
@@ -291,7 +296,9 @@ class WorkerSide:
         layers = []
         for keys_and_values in zip(capture.keys, capture.values, strict=True):
             yield ForwardPiece("gather", 1)
-            parts = (torch.cat(part).reshape(len(job.tokens), len(rank.heads), -1) for part in keys_and_values)
+            key, value = map(torch.cat, keys_and_values)
+            joined = by_rotation(target.geometry, forward.model.as_stored(key), value)
+            parts = (part.reshape(len(job.tokens), len(rank.heads), -1) for part in joined)
             layers.append([rank.gather_heads(part)[job.sinks :].transpose(0, 1).contiguous() for part in parts])
         computed = streams.event_now(forward.model.device)
         write = partial(self._write, job, target, layers, computed) if rank.is_first else _nothing
@@ -309,7 +316,8 @@ class WorkerSide:
         meta = ObjectMeta(own.key, target, len(tokens), job.sinks, CODEC, dummy=dummy, salted=own.salted)
         data = [(to_bytes(key), to_bytes(value)) for key, value in layers]
         self._model.require_storable()
-        if target != self._model.target:
+        own_target, adapter = self._model.target, job.adapter
+        if target != (own_target if adapter is None else adapted(own_target, adapter.request.lora_path)):
             raise ModelError(f"{self._model.name}: the scheduler has other weights than a worker; start vLLM again")
         self._store.put(CompiledChunk(meta, job.text, tokens, data))
 
@@ -364,7 +372,7 @@ class _KVCapture:
     def _keeper(self, index: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             self.keys[index].append(self._rotary_key)
-            self.values[index].append(inputs[2].clone())
+            self.values[index].append(self._model.layers[index].keys_and_values(inputs)[1].clone())
 
         return keep
 
