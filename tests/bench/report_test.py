@@ -32,7 +32,7 @@ def test_sync(model: Model, rates: Rates, tmp_path: Path) -> None:
     method = report["methods"][1]
     assert keys(report, report["rates"], method, method["ttft"], method["median"], method["samples"][0]) == [
         ["prompt_tokens", "object_bytes", "rates", "methods"],
-        ["copy_bytes_s", "flops_s"],
+        ["copy_bytes_s", "flops_s", "bfloat16_flops_s"],
         ["label", "params", "ttft", "median", "speedup", "row_floor", "floor_s", "samples", "ttft_by_floor"],
         ["median", "low", "high"],
         [name for name in MEASUREMENT if name != "tokens"],

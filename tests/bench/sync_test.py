@@ -81,7 +81,7 @@ def test_parts_of_a_link_are_its_ttft_and_transformers_has_none(result: SyncResu
 def test_the_report_is_json_with_raw_samples(result: SyncResult) -> None:
     report = json.loads(json.dumps(result.report()))
     assert [len(method["samples"]) for method in report["methods"]] == [2] * 6
-    assert report["rates"] == {"copy_bytes_s": 1e9, "flops_s": 1e9}
+    assert report["rates"] == {"copy_bytes_s": 1e9, "flops_s": 1e9, "bfloat16_flops_s": 0.0}
 
 
 def test_transformers_generates_the_tokens_of_full(store: Store) -> None:
