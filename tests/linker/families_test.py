@@ -271,7 +271,7 @@ def test_a_directory_is_refused_by_its_type_before_anything_else_is_read(kind: s
 
 
 def test_what_vllm_is_not_tested_with_is_refused_by_name() -> None:
-    for name in ("llama", "gemma3", "gpt_oss"):
+    for name in ("llama", "gemma3", "gpt_oss", "deepseek_v3"):
         require_in_vllm(tiny.CONFIGS[name](), "a model")
-    with pytest.raises(ModelError, match=r"'deepseek_v3' is not supported inside vLLM .*use --engine torch"):
-        require_in_vllm(tiny.CONFIGS["deepseek_v3"](), "a model")
+    with pytest.raises(ModelError, match=r"'glm4_moe' is not supported inside vLLM .*use --engine torch"):
+        require_in_vllm(tiny.CONFIGS["glm4_moe"](), "a model")

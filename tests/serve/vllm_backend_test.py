@@ -135,6 +135,7 @@ def test_a_model_is_called_as_vllm_serves_it(monkeypatch: pytest.MonkeyPatch) ->
     loaded = SimpleNamespace(name="/where/models/are")
     monkeypatch.setattr(serving, "load_target_model", lambda config, settings: loaded)
     monkeypatch.setattr(serving, "parse_settings", lambda extra: None)
+    monkeypatch.setattr(serving, "require_uncoded", lambda config: None)
     config = SimpleNamespace(
         kv_transfer_config=SimpleNamespace(kv_connector_extra_config={}),
         scheduler_config=SimpleNamespace(max_num_seqs=4),
