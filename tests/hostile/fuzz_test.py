@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import zstandard
 from chunks import make_chunk
+from subjects import make_chunks, subject
 
 from hostile.surfaces.objects import FORGERIES, Anatomy, zstd_bomb
+from pictool.api import compile
 from pictool.errors import ObjectError
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
@@ -52,6 +54,13 @@ def test_a_forgery_is_refused_or_has_checksums_that_hold(forgery: object, tmp_pa
 def test_an_honest_object_is_put_together_as_it_was(store: Store) -> None:
     data = store.put(make_chunk(3)).read_bytes()
     assert Anatomy.of(data).build() == data
+
+
+def test_an_honest_object_of_a_hybrid_is_put_together_as_it_was(store: Store) -> None:
+    (done,) = compile(subject("qwen3_5").model, store, make_chunks((29,)))
+    data = done.path.read_bytes()
+    anatomy = Anatomy.of(data)
+    assert any(name.startswith("states.") for name in anatomy.parts) and anatomy.build() == data
 
 
 @pytest.mark.parametrize("size", [1, 131072, 131073, 5 << 20])

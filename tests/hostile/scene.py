@@ -31,6 +31,7 @@ TEXTS = {
 }
 QUERY = "Who knows why?"
 CODECS = ("none", "zstd", "int8", "int4", "fp8")
+HYBRID = "hybrid"  # objects with states, under codec "none"
 POLICIES = {"naive": ("--algo", "naive"), "lego": ("-k", 3), "blend": ("--algo", "cacheblend", "--ratio", 0.3)}
 ATOL = 1e-4  # of a logit
 
@@ -53,21 +54,25 @@ class Answer:
 
 
 class Scene:
-    """Honest files, each as its bytes; the model's directory is the only one that cases read in place."""
+    """Honest files, each as its bytes; the models' directories are the only ones that cases read in place.
+
+    A kind of objects is a codec, "fixups" (with tables of them) or `HYBRID`.
+    """
 
     def __init__(self, root: Path) -> None:
-        self.root, self.model = root, root / "model"
+        self.root, self.model, self.hybrid = root, root / "model", root / "hybrid"
         tiny.save_model(self.model, tiny.CONFIGS["llama"]())
-        self.objects: dict[str, dict[str, bytes]] = {}  # by codec: path within a store → content
-        self.keys: dict[str, dict[str, str]] = {}  # by codec: document → key
+        tiny.save_model(self.hybrid, tiny.CONFIGS["qwen3_5"]())
+        self.objects: dict[str, dict[str, bytes]] = {}  # by kind: path within a store → content
+        self.keys: dict[str, dict[str, str]] = {}  # by kind: document → key
         self.traces: dict[str, bytes] = {}
-        self.answers: dict[str, Answer] = {}  # by codec
-        share_model(self.model)
+        self.answers: dict[str, Answer] = {}  # by kind
+        share_models(self.model, self.hybrid)
         with inside(root / "prepared"):
             for name, text in TEXTS.items():
                 write(name, text)
-            for codec in CODECS:
-                self._compile(codec)
+            for kind in (*CODECS, HYBRID):
+                self._compile(kind)
             self._fixups()
             self._chains()
             for name, policy in POLICIES.items():
@@ -77,21 +82,26 @@ class Scene:
         (root / "what").touch()
         self.judge = Judge(root)
 
-    def link(self, codec: str, *documents: object, more: tuple[object, ...] = ()) -> tuple[object, ...]:
-        """The arguments of the link that `answers` has, from documents of a codec."""
+    def model_of(self, kind: str) -> Path:
+        """The model of a kind of objects."""
+        return self.hybrid if kind == HYBRID else self.model
+
+    def link(self, kind: str, *documents: object, more: tuple[object, ...] = ()) -> tuple[object, ...]:
+        """The arguments of the link that `answers` has, from documents of a kind."""
+        codec, policy = kind if kind in CODECS else "none", "legolink-16" if kind == HYBRID else "naive"
         return (
-            "link", *(documents or TEXTS), "-q", QUERY, "--codec", codec, "-m", self.model, "--store", "st",
-            *(() if "--algo" in more else ("--algo", "naive")), "--max-new-tokens", 3, "--trace", "x.trace", "--json",
+            "link", *(documents or TEXTS), "-q", QUERY, "--codec", codec, "-m", self.model_of(kind), "--store", "st",
+            *(() if "--algo" in more else ("--algo", policy)), "--max-new-tokens", 3, "--trace", "x.trace", "--json",
             *more,
         )  # fmt: skip
 
-    def check_answer(self, codec: str, outcome: Outcome | Done) -> str | None:
+    def check_answer(self, kind: str, outcome: Outcome | Done) -> str | None:
         """What is wrong with the answer of `link`."""
-        return self.answers[codec].differs(_answer(outcome))
+        return self.answers[kind].differs(_answer(outcome))
 
-    def write_store(self, codec: str, name: str = "st") -> dict[Path, bytes]:
-        """Write the honest store of a codec; returns its files."""
-        files = {Path(name, path): content for path, content in self.objects[codec].items()}
+    def write_store(self, kind: str, name: str = "st") -> dict[Path, bytes]:
+        """Write the honest store of a kind; returns its files."""
+        files = {Path(name, path): content for path, content in self.objects[kind].items()}
         for path, content in files.items():
             write(path, content)
         return files
@@ -100,17 +110,17 @@ class Scene:
         for name, text in TEXTS.items():
             write(name, text)
 
-    def _compile(self, codec: str) -> None:
-        _require(pic("compile", *TEXTS, "-m", self.model, "--store", "st", "--codec", codec))
-        linked = pic(*self.link(codec))
-        self.answers[codec] = _answer(linked)
-        store = Store("st")
-        listed = _require(pic("compile", *TEXTS, "-m", self.model, "--store", "st", "--codec", codec, "--json")).json
-        self.keys[codec] = {done["source"]: done["key"] for done in listed["objects"]}
-        self.objects[codec] = {
+    def _compile(self, kind: str) -> None:
+        codec = () if kind == HYBRID else ("--codec", kind)
+        linked = pic(*self.link(kind))
+        self.answers[kind] = _answer(linked)
+        store, model = Store("st"), self.model_of(kind)
+        compiling = ("compile", *TEXTS, "-m", model, "--store", "st", *codec, "--json")
+        self.keys[kind] = {done["source"]: done["key"] for done in _require(pic(*compiling)).json["objects"]}
+        self.objects[kind] = {
             str(path.relative_to("st")): path.read_bytes() for path in sorted(Path("st/objects").rglob("*.kvo"))
         }
-        assert set(self.keys[codec].values()) < set(store.keys())
+        assert set(self.keys[kind].values()) < set(store.keys())
         shutil.rmtree("st")
 
     def _fixups(self) -> None:
@@ -181,13 +191,13 @@ def _require(done: Done) -> Done:
     return done
 
 
-def share_model(directory: Path) -> None:
-    """Load the scene's model once in this process; all others are loaded whenever they are named."""
+def share_models(*directories: Path) -> None:
+    """Load the scene's models once in this process; all others are loaded whenever they are named."""
     real = model_module.load_model
     shared = functools.lru_cache(16)(real)
 
     def load_model(name: str | None = None, device: str = "auto", dtype: str = "auto", salt: str = "") -> Any:
-        return (shared if name == str(directory) else real)(name, device, dtype, salt)
+        return (shared if name is not None and Path(name) in directories else real)(name, device, dtype, salt)
 
     model_module.load_model = load_model
 

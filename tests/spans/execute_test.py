@@ -475,6 +475,21 @@ def test_a_policy_that_recomputes_all_answers_as_full(run: Callable[..., Result]
     assert [done.text for done in run(query, everything).done] == [done.text for done in run(query).done]
 
 
+@pytest.mark.parametrize("architecture", ["qwen3_5", "bamba"])
+def test_a_hybrid_answers_as_any_model(architecture: str, store: Store, files: Path) -> None:
+    """Its states are those of whole chunks, and outputs are linked as texts; with all rows computed it is full."""
+    hybrid = wrap_model(tiny.random_module(tiny.CONFIGS[architecture]()), tiny.tokenizer(), architecture)
+    engine, query = TorchEngine(hybrid, store), g0(plus(g0("one two"), file("a.txt"), file("b.txt")), "Which?")
+    texts: list[list[str]] = []
+    computed: list[float] = []
+    for policy in (FULL, make_policy("legolink", {"k": 999}), make_policy("legolink", {"k": 4})):
+        hooks = Hooks(on_answer=lambda path, answer: computed.append(answer.link.recomputed))
+        options = RunOptions(policy, max_new_tokens=5, base=files)
+        texts.append([done.text for done in Executor(lambda name: engine, options, hooks).run(query).done])
+    full, everything, few = computed[1::2]  # of the outer call; the inner one has no documents
+    assert texts[0] == texts[1] and few < everything <= full
+
+
 # What fails
 
 

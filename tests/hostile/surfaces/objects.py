@@ -14,7 +14,7 @@ import numpy as np
 from commands.run import write
 
 from hostile.judge import Case, Check, Outcome, Step, fine
-from hostile.scene import CODECS, Scene
+from hostile.scene import CODECS, HYBRID, Scene
 from hostile.surfaces.base import Surface, put_something_else
 from hostile.values import NUMBERS, TEXTS, dumps, mutate_bytes, mutate_tree, nearby, text, value
 from pictool.store.objects.format import checksum
@@ -60,12 +60,16 @@ class Anatomy:
 
     def _reseal_parts(self) -> None:
         layers: dict[str, list[bytes]] = {}
+        states: dict[str, list[bytes]] = {}
         for name, part in self.parts.items():
             if name in ("tokens", "text", "fixups"):
                 self.checksums[name] = checksum(part)
             else:
-                layers.setdefault(name.rpartition(".")[0], []).append(part)
+                of = states if name.startswith("states.") else layers
+                of.setdefault(name.rpartition(".")[0], []).append(part)
         self.checksums["layers"] = [checksum(*parts) for parts in layers.values()]
+        if states:
+            self.checksums["states"] = [checksum(*parts) for parts in states.values()]
 
 
 def sealed(header: dict[str, Any], ensure_ascii: bool = False) -> bytes:
@@ -173,13 +177,13 @@ def tensors(anatomy: Anatomy, draw: random.Random) -> str:
 
 
 def kv_not_finite(anatomy: Anatomy, draw: random.Random) -> str:
-    """Numbers among the KV that are none; of a codec, its scales.
+    """Numbers among the KV or the states that are none; of a codec, its scales.
 
     (An infinite key may be one that nothing attends to, so that its answer is wrong. So may be that of any forged
     number: checksums hold, and the key is of the tokens.)
     """
-    name = draw.choice([name for name in anatomy.parts if name.startswith("layers.")])
-    bad = float("nan") if name.endswith("key") else draw.choice((float("nan"), float("inf"), float("-inf")))
+    name = draw.choice([name for name in anatomy.parts if name.startswith(("layers.", "states."))])
+    bad = float("nan") if not name.endswith("value") else draw.choice((float("nan"), float("inf"), float("-inf")))
     part = bytearray(anatomy.parts[name])
     if anatomy.metadata["codec"] == "none":
         at = draw.randrange(len(part) // 4) * 4
@@ -347,13 +351,14 @@ class Objects(Surface):
     name, weight = "objects", 45
 
     def make(self, draw: random.Random) -> Case:
-        scene, codec = self.scene, draw.choice((*CODECS, "fixups"))
+        scene, codec = self.scene, draw.choice((*CODECS, "fixups", HYBRID))
         scene.write_texts()
         files, key = scene.write_store(codec), scene.keys[codec]["a.txt"]
+        commands = COMMANDS if codec != HYBRID else COMMANDS[: -len(OF_ATTENTION)]
         path = Path("st/objects", key[:2], f"{key}.kvo")
         what, kept = self._spoil(path, files, draw), {p: c for p, c in files.items() if p != path}
         names = (key[:12], "a.kvo", "a.txt", "objects are damaged", "--first")
-        steps = [draw.choice(COMMANDS)(scene, codec, key, kept) for _ in range(draw.choice((1, 2, 2, 3)))]
+        steps = [draw.choice(commands)(scene, codec, key, kept) for _ in range(draw.choice((1, 2, 2, 3)))]
         if any(step.arguments[0] == "compile" or step.arguments[0] == "link" for step in steps) or draw.random() < 0.4:
             steps.append(healing(scene, codec))
         if any("fixup" in step.arguments for step in steps):  # which adds tables to the others
@@ -398,25 +403,23 @@ Make = Callable[[Scene, str, str, dict[Path, bytes]], Step]
 
 def healing(scene: Scene, codec: str) -> Step:
     """A link from texts: it compiles what is damaged, and its answer is the honest one."""
-    name = codec if codec in CODECS else "none"
-    return Step(scene.link(name), (), lambda outcome: scene.check_answer(name, outcome), must_answer=True)
+    return Step(scene.link(codec), (), lambda outcome: scene.check_answer(codec, outcome), must_answer=True)
 
 
 def linked(*more: object, as_file: bool = False) -> Make:
     """A link of the forged object itself, by key or as a file."""
 
     def make(scene: Scene, codec: str, key: str, _: dict[Path, bytes]) -> Step:
-        name = codec if codec in CODECS else "none"
-        arguments = scene.link(name, "a.kvo" if as_file else key, "b.txt", more=more)
-        return Step(arguments, (), fine if more else lambda outcome: scene.check_answer(name, outcome))
+        arguments = scene.link(codec, "a.kvo" if as_file else key, "b.txt", more=more)
+        return Step(arguments, (), fine if more else lambda outcome: scene.check_answer(codec, outcome))
 
     return make
 
 
 def command(*arguments: object, with_key: bool = False, with_model: bool = False, with_store: bool = True) -> Make:
-    def make(scene: Scene, _codec: str, key: str, _: dict[Path, bytes]) -> Step:
+    def make(scene: Scene, codec: str, key: str, _: dict[Path, bytes]) -> Step:
         named = [key if argument == "KEY" else argument for argument in arguments]
-        model = ("-m", scene.model) if with_model else ()
+        model = ("-m", scene.model_of(codec)) if with_model else ()
         return Step((*named, *model, *(("--store", "st") if with_store else ())), (), check_json(arguments))
 
     return make
@@ -447,6 +450,13 @@ def check_json(arguments: tuple[object, ...]) -> Check:
     return check if "--json" in arguments else fine
 
 
+OF_ATTENTION: tuple[Make, ...] = (  # refused for a hybrid
+    command("inspect", "a.kvo", "--attention-sinks", "--json", with_model=True),
+    command("plan", "a.kvo", "b.txt", with_model=True),
+    command("plan", "KEY", "--json", with_model=True),
+    linked("--algo", "fixup", "--fallback", "legolink"),
+    linked("--algo", "cacheblend", "--ratio", 0.3),
+)
 COMMANDS: tuple[Make, ...] = (
     listing,
     listing,
@@ -471,17 +481,13 @@ COMMANDS: tuple[Make, ...] = (
     command("inspect", "KEY", "--layers", "--text", "--json"),
     command("inspect", "a.kvo"),
     command("inspect", "a.kvo", "--layers"),
-    command("inspect", "a.kvo", "--attention-sinks", "--json", with_model=True),
     command("compile", "a.txt", with_model=True),
-    command("plan", "a.kvo", "b.txt", with_model=True),
-    command("plan", "KEY", "--json", with_model=True),
     command("compile", "a.txt", "--force", with_model=True),
     linked(),
     linked(),
     linked(as_file=True),
     linked(as_file=True),
-    linked("--algo", "fixup", "--fallback", "legolink"),
     linked("--compare"),
-    linked("--algo", "cacheblend", "--ratio", 0.3),
     lambda scene, codec, key, _: healing(scene, codec),
+    *OF_ATTENTION,
 )
