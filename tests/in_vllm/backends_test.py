@@ -27,7 +27,8 @@ def layers_of(backend: Any) -> Any:
     model.layers[0].self_attn = block
     name = "layers.0.self_attn.attn"
     context = SimpleNamespace(static_forward_context={name: block.attn})
-    return _attention_layers(model, SimpleNamespace(compilation_config=context), [name])  # type: ignore[arg-type]
+    config = SimpleNamespace(compilation_config=context, model_config=SimpleNamespace(use_mla=False))
+    return _attention_layers(model, config, [name])  # type: ignore[arg-type]
 
 
 def test_a_backend_that_writes_within_its_forward_is_refused() -> None:
