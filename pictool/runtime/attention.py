@@ -266,7 +266,7 @@ def products_win() -> bool:
 
 @torch.inference_mode()
 def measure_attention() -> tuple[float, float]:
-    """The best seconds of attention of 64 rows over 1,024 keys by the fused kernel, and by products."""
+    """The best seconds of attention of some rows at the end of a prompt by the fused kernel, and by products."""
     query, key = torch.randn(1, 8, _PROBE_ROWS, 64), torch.randn(1, 2, _PROBE_KEYS, 64)
     spans, scoring = np.array([(_PROBE_KEYS - _PROBE_ROWS, _PROBE_KEYS)]), Scoring()
     mask = _mask(spans, _PROBE_KEYS, None, query)
