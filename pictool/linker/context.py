@@ -92,7 +92,7 @@ class ObjectContext:
 
     def __init__(self, store: Store, on_compile: OnCompile | None) -> None:
         self._store, self._on_compile = store, on_compile
-        self._texts: set[str] = set()  # keys of objects that can be compiled again
+        self._texts: Callable[[], set[str]] = set  # keys of objects that can be compiled again
         self._files: list[Path] = []  # objects that cannot: they were named as files or keys
         self._healed: set[str] = set()  # those that were
         self._stuck: set[str] = set()  # damaged ones that cannot be taken out of the store
@@ -103,7 +103,7 @@ class ObjectContext:
         """Open the objects of those parts of which something is, or may be, reused or compared."""
         needed = reused_parts(prompt, parts, policy, selection)
         objects = [part for part, _ in needed]
-        self._texts = {key for part in objects if part.file is None for key in part.keys(prompt.model)}
+        self._texts = lambda: {key for part in objects if part.file is None for key in part.keys(prompt.model)}
         self._files = [part.file.path for part in objects if part.file is not None]
         files, compile_s = open_objects(prompt.model, self._store, objects, opened, self._on_compile, self._stuck)
         placed = [
@@ -129,9 +129,9 @@ class ObjectContext:
         if isinstance(error, RemoteError):
             self._store.skip_remote(error)
             return True
-        damaged = [key for key in sorted(self._texts - self._healed) if self._take_out(key)]
+        damaged = [key for key in sorted(self._texts() - self._healed) if self._take_out(key)]
         if isinstance(error, NotFiniteError):
-            damaged += [key for key in sorted(self._texts - self._healed) if self._leave_out(key)]
+            damaged += [key for key in sorted(self._texts() - self._healed) if self._leave_out(key)]
             for path in () if damaged else self._files:
                 with ObjectFile(path) as file:
                     file.verify()

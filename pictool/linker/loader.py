@@ -22,7 +22,7 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 from pictool.linker.dequantize import is_quantized, read_quantized
-from pictool.linker.staging import StagedObject, StagedRows
+from pictool.linker.staging import StagedLayer, StagedObject
 from pictool.runtime.memory import streams
 from pictool.runtime.memory.image import Image
 from pictool.runtime.memory.states import StateMap
@@ -31,7 +31,8 @@ from pictool.store.memory import LayerMemory
 from pictool.store.objects.format import ObjectFile
 
 PREFETCHED_LAYERS = 2  # by one thread, so that most cores are left to compute; on an accelerator all threads' and one
-_MOST_THREADS = 4  # on an accelerator, where the cores have little else to do: one checks some 2 GB/s
+_MOST_THREADS = 8  # on an accelerator, where the cores have little else to do: one reads and checks some 2.5 GB/s
+_COPIED_BYTES = 16 << 20  # to an accelerator at a time, of layers that are read: a thread holds two such buffers
 # A thread on a CPU takes the cores that compute: it loads once a layer was waited for, work not counted, for longer
 # than `PATIENCE_S`. Those of an accelerator load layers of at least `SMALL_LAYER_BYTES`, since to hand a smaller one to
 # a thread costs more than to load it, and all that follow one which took longer.
@@ -92,6 +93,7 @@ class LoadedObject:
         self.checksums, self.layer_bytes, self.dims = (
             file.checksums["layers"], file.layer_bytes, file.meta.shape.part_dims
         )  # fmt: skip
+        self.count = sum(map(math.prod, self.dims))  # of numbers
         self._kind = (file.meta.codec, file.meta.shape)
 
     def decoded_content(self, layer: int, is_pinned: bool) -> Hashable:
@@ -100,8 +102,7 @@ class LoadedObject:
 
     def staged(self, tokens: slice) -> StagedObject:
         """How these tokens of it are staged."""
-        heads, length, _ = self.dims[0]
-        return StagedObject(heads, length, tokens)
+        return StagedObject(self.dims, tokens)
 
 
 class Loader:
@@ -110,11 +111,12 @@ class Loader:
     `overlaps`: the caller has other work to do before it needs the first layer. `copies`: where else parts of `placed`
     are wanted.
 
-    Nothing of an object is used before its checksum holds. Beside the image, memory holds two buffers of one chunk's
-    layer for each thread. On an accelerator these are pinned, a layer of all objects is staged there, too, and copies
-    and rotations run on a stream of their own: what is in memory is queued there a layer ahead, without a thread, which
-    would contend with the caller for the interpreter. Layers that `memory` holds are not read; they are kept decoded
-    (on an accelerator quantized ones coded, as they are transferred), never written to.
+    Nothing of an object is used before its checksum holds. Beside the image, memory holds two buffers for each thread,
+    of one chunk's layer. On an accelerator these are pinned and hold neighbours' layers, too, up to `_COPIED_BYTES`; a
+    layer of all objects is staged there; and copies and rotations run on a stream of their own: what is in memory is
+    queued there a layer ahead, without a thread, which would contend with the caller for the interpreter. Layers that
+    `memory` holds are not read; they are kept decoded (on an accelerator quantized ones coded, as they are
+    transferred), never written to.
     """
 
     def __init__(
@@ -130,7 +132,8 @@ class Loader:
         self._layers: dict[int, Future[torch.Event | None]] = {}
         self._busy = BusyTime()
         self._sources = {part.file: LoadedObject(part.file) for part in placed}
-        self._rows = self._stage() if streams.event_now(image.stack.device) is not None and placed else None
+        self._staged = self._stage() if streams.event_now(image.stack.device) is not None and placed else None
+        self._batches = _batches([self._sources[part.file] for part in placed], _COPIED_BYTES if memory is None else 0)
         self._columns = [*accumulate((part.end - part.start for part in placed), initial=0)][:-1]
         # From when on the image's buffers, and what the staging needs, are there; None: the device has no streams.
         self._ready = streams.event_now(image.stack.device)
@@ -147,9 +150,9 @@ class Loader:
         if self._uses_threads:
             self._prefetch(first)
 
-    def _stage(self) -> StagedRows:
+    def _stage(self) -> StagedLayer:
         staged = [self._sources[part.file].staged(part.tokens) for part in self._placed]
-        return StagedRows(staged, self._image.stack.device)
+        return StagedLayer(staged, self._image.stack.device)
 
     def __enter__(self) -> Loader:
         return self
@@ -262,30 +265,40 @@ class Loader:
             for part in self._placed:
                 numbers = [kept[:, part.tokens] for kept in self._numbers(self._sources[part.file], layer)]
                 self._put(layer, [(self._image, part.start), *self._other_places(part)], numbers)
-        elif self._rows is not None:
-            self._place_staged(layer, self._rows)
+        elif self._staged is not None:
+            self._place_staged(layer, self._staged)
         for start, end in self._runs:
             self._image.relocate(layer, start, end)
         for copy in self._copies:
             copy.image.relocate(layer, copy.start, copy.start + copy.part.end - copy.part.start)
 
-    def _place_staged(self, layer: int, rows: StagedRows) -> None:
-        """The same on an accelerator: by one copy of each object's part, and a gather."""
-        staging = self._staging
-        buffers = [rows.buffer(part.width, self._image.stack.dtype) for part in self._image.stack.geometry.parts]
-        for which, part in enumerate(self._placed):
-            source = self._sources[part.file]
-            for buffer, numbers in zip(buffers, self._numbers(source, layer), strict=True):
-                rows.of_object(buffer, which).copy_(numbers.view(-1, buffer.shape[1]), non_blocking=True)
-            if self._memory is None and not source.is_quantized:  # its buffer is read to again soon
-                staging.copied[0] = staging.stream.record_event()
-        wanted, column = [rows.gather(buffer) for buffer in buffers], 0
+    def _place_staged(self, layer: int, staged: StagedLayer) -> None:
+        """The same on an accelerator: by one copy of neighbours' layers, and a gather of each part."""
+        buffer, parts = staged.buffer(self._image.stack.dtype), self._image.stack.geometry.parts
+        for batch, slot in zip(self._batches, torch.split(buffer, [each.count for each in self._batches]), strict=True):
+            self._copy_batch(layer, batch.sources, slot)
+        wanted, column = [staged.gather(buffer, part) for part in range(len(parts))], 0
         for start, end in self._runs:
             self._put(layer, [(self._image, start)], [part[:, column : column + end - start] for part in wanted])
             column += end - start
         for placed, first in zip(self._placed, self._columns, strict=True):
             own = slice(first, first + placed.end - placed.start)
             self._put(layer, self._other_places(placed), [part[:, own] for part in wanted])
+
+    def _copy_batch(self, layer: int, sources: Sequence[LoadedObject], slot: torch.Tensor) -> None:
+        """Queue the copy of a batch's layers to the device, to a slot for all their numbers."""
+        if sources[0].is_quantized:
+            torch.cat([part.flatten() for part in self._numbers(sources[0], layer)], out=slot)
+        elif self._memory is not None:
+            slot.copy_(self._decoded(sources[0], layer).view(slot.dtype), non_blocking=True)
+        else:
+            buffer, start = self._buffer(slot.nbytes), 0
+            data = buffer.numpy().data
+            for source in sources:
+                self._read_layer(source, layer, data[start:])
+                start += source.layer_bytes
+            slot.copy_(buffer[:start].view(slot.dtype), non_blocking=True)
+            self._staging.copied[0] = self._staging.stream.record_event()  # the buffer is read to again soon
 
     def _other_places(self, part: PlacedObject) -> list[tuple[Image, int]]:
         """Where else a part goes."""
@@ -321,11 +334,9 @@ class Loader:
 
     def _decoded(self, source: LoadedObject, layer: int) -> torch.Tensor:
         """Keys and values of a layer as bytes, uint8 [layer_bytes or more]; not to be written to."""
-        file = source.file
 
         def read(buffer: torch.Tensor) -> torch.Tensor:
-            self._read.append(file.stored_bytes(layer))
-            file.layer(layer, into=buffer.numpy().data)
+            self._read_layer(source, layer, buffer.numpy().data)
             return buffer
 
         if self._memory is None:
@@ -335,6 +346,11 @@ class Loader:
             lambda: read(streams.host_buffer(source.layer_bytes, self._image.stack.device)),
         )  # fmt: skip
         return decoded
+
+    def _read_layer(self, source: LoadedObject, layer: int, into: memoryview) -> None:
+        """Read a layer, checked and decoded, to memory of at least its bytes."""
+        self._read.append(source.file.stored_bytes(layer))
+        source.file.layer(layer, into=into)
 
     def _buffer(self, num_bytes: int) -> torch.Tensor:
         """Memory to read to, of this thread. With streams there are two: one is read while the other is copied."""
@@ -351,6 +367,27 @@ class Loader:
             staging.buffers[0] = streams.host_buffer(num_bytes, self._image.stack.device)
         buffer: torch.Tensor = staging.buffers[0]
         return buffer
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Neighbours whose layers an accelerator gets in one copy of so many numbers."""
+
+    sources: tuple[LoadedObject, ...]
+    count: int
+
+
+def _batches(sources: Sequence[LoadedObject], most_bytes: int) -> list[_Batch]:
+    """The sources in their order, of at most `most_bytes` together; alone those that are larger, or quantized."""
+    batches, room = list[_Batch](), 0
+    for source in sources:
+        if batches and source.layer_bytes <= room and not source.is_quantized:
+            batches[-1] = _Batch((*batches[-1].sources, source), batches[-1].count + source.count)
+        else:
+            batches.append(_Batch((source,), source.count))
+            room = 0 if source.is_quantized else most_bytes
+        room -= source.layer_bytes
+    return batches
 
 
 def _runs(placed: Sequence[PlacedObject]) -> list[tuple[int, int]]:

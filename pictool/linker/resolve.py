@@ -201,9 +201,11 @@ def open_objects(
     Raises:
         PicError: an object of another model, or one that is not what its part was made of.
     """
-    store.prefetch(part.keys(model)[0] for part in parts if part.file is None)
-    objects = {i: file for i, part in enumerate(parts) if (file := _open(model, store, part, opened, damaged))}
-    is_stuck = any(part.file is None and part.key(model) in damaged for part in parts)
+    keys = [part.keys(model) for part in parts]
+    store.prefetch(own[0] for part, own in zip(parts, keys, strict=True) if part.file is None)
+    opening = enumerate(zip(parts, keys, strict=True))
+    objects = {i: file for i, (part, own) in opening if (file := _open(store, part, own, opened, damaged))}
+    is_stuck = any(part.file is None and own[-1] in damaged for part, own in zip(parts, keys, strict=True))
     started, target = time.perf_counter(), _memory_store(opened) if is_stuck else store
     for _ in range(_ATTEMPTS):
         missing = {i: part for i, part in enumerate(parts) if i not in objects}
@@ -233,13 +235,15 @@ def _memory_store(opened: ExitStack) -> Store:
         raise UnwritableStoreError(f"{error.filename}: cannot be written ({error.strerror}); free some room") from error
 
 
-def _open(model: Model, store: Store, part: Part, opened: ExitStack, damaged: Container[str]) -> ObjectFile | None:
+def _open(
+    store: Store, part: Part, keys: Sequence[str], opened: ExitStack, damaged: Container[str]
+) -> ObjectFile | None:
     """The object of a part; None if it is to be compiled (not in the store, damaged, or without a table)."""
     if part.file is not None:
         if part.file.path == store.path(part.file.meta.key):
             store.mark_used(part.file)
         return part.file
-    for key in part.keys(model):
+    for key in keys:
         if key in damaged:
             continue
         try:
@@ -257,7 +261,7 @@ def _open(model: Model, store: Store, part: Part, opened: ExitStack, damaged: Co
 
 def _require_same(model: Model, file: ObjectFile, chunk: Chunk) -> None:
     file.meta.require(model.target, file.name)
-    if tuple(file.tokens()) != chunk.tokens:
+    if file.tokens().tolist() != list(chunk.tokens):
         raise InputError(f"{file.name}: was replaced while it was being linked; run the command again")
 
 

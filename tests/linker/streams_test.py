@@ -10,6 +10,8 @@ import torch
 from emulated import Race
 from subjects import HEAD, LENGTHS, TAIL, make_chunks, subject
 
+from pictool.compiler.compile import compile_chunks
+from pictool.core import CompileOptions
 from pictool.linker import loader
 from pictool.linker.batch import link_batches
 from pictool.linker.link import Linked, link
@@ -29,11 +31,12 @@ def linked(store: Store, policy: str, codec: str = "none") -> Linked:
     return link(subject("llama").model, store, Spec(**{**vars(spec), "codec": codec}))
 
 
-@pytest.fixture(params=[(0, 2), (0, 8), (1 << 62, 2)], ids=["thread", "threads", "caller"])
+@pytest.fixture(params=[(0, 2, 1 << 24), (0, 8, 0), (1 << 62, 2, 1 << 24)], ids=["thread", "threads", "caller"])
 def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers are loaded in a thread, in several, or in the caller's."""
-    least, cores = request.param
+    """Layers are loaded in a thread, in several, or in the caller's; several objects at once, or one."""
+    least, cores, at_once = request.param
     monkeypatch.setattr(loader, "SMALL_LAYER_BYTES", least)
+    monkeypatch.setattr(loader, "_COPIED_BYTES", at_once)
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     monkeypatch.setattr(loader, "PATIENCE_S", float("inf"))
 
@@ -54,6 +57,27 @@ def test_no_race_and_the_same_bits(
         assert torch.equal(ours.image.logits, plain.image.logits)  # type: ignore[arg-type]
         for layer in range(3):
             assert torch.equal(ours.image.key(layer), plain.image.key(layer))
+
+
+@pytest.mark.usefixtures("_threads")
+def test_objects_of_several_codecs_are_staged_together(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of parts that are of different widths, as latents are."""
+    for kind in ("llama", "deepseek_v3"):
+        model, chunks = subject(kind).model, make_chunks((3, 29, 17, 40, 11))
+        codecs = ("none", "none", "int8", "none", "zstd")
+        keys = [
+            compile_chunks(model, store, [chunk], CompileOptions(codec=codec))[0].key
+            for chunk, codec in zip(chunks, codecs, strict=True)
+        ]
+        spec = Spec(TAIL, keys, make_policy("naive"), is_raw=True)
+        plain = link(model, store, spec)
+        for at_once in (4096, 1 << 24):
+            monkeypatch.setattr(loader, "_COPIED_BYTES", at_once)
+            with monkeypatch.context() as patch, emulated.emulated(patch):
+                ours = link(model, store, spec)
+            for layer in range(model.stack.num_layers):
+                assert torch.equal(ours.image.key(layer), plain.image.key(layer))
+                assert torch.equal(ours.image.value(layer), plain.image.value(layer))
 
 
 @pytest.mark.usefixtures("_threads")

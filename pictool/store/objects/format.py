@@ -231,10 +231,14 @@ class ObjectFile:
             os.utime(self._fd, ns=(used_ns or time.time_ns(),) * 2)
 
     def tokens(self) -> TokenIds:
-        """int32 [n], none below 0."""
+        """int32 [n], none below 0; not to be written to."""
+        return self._tokens
+
+    @cached_property
+    def _tokens(self) -> TokenIds:
         import numpy as np
 
-        tokens = np.frombuffer(self._part("tokens"), dtype="<i4")
+        tokens = np.frombuffer(self._part("tokens").toreadonly(), dtype="<i4")
         if (tokens < 0).any():
             raise self._fail(f"it has token ids below 0; {_DAMAGED}")
         return tokens
@@ -359,7 +363,7 @@ class ObjectFile:
         Of layers that are not coded, a piece at a time is in memory.
         """
         self.require_key(self.meta.key)
-        self.text(), self.fixups()
+        self._part("tokens"), self.text(), self.fixups()
         for index in range(self.meta.target.geometry.layers):
             if self.meta.codec == "none":
                 self._verify_plain(index)
