@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 CODEC = "none"  # unless another is chosen
 _PREFETCHED = 32  # objects that a remote is asked for at once
+_WRITERS = 8  # threads that put objects, of at most so many bytes together
+_WRITTEN_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -118,15 +123,43 @@ def _put_all(
             report(result)
     missing = {result.key: result for result in results if result.is_new}
     sources: dict[str, Source] = {}
+
+    def put(chunk: CompiledChunk) -> str:
+        store.put(chunk)
+        key = chunk.meta.key
+        sources[key] = Source(missing[key].chunk.source, model.name)
+        return key
+
+    at_once = _WRITERS if store.max_bytes is None else 0  # what is evicted is reported before
     try:
-        for chunk in computed:
-            store.put(chunk)
-            result = missing[chunk.meta.key]
-            sources[result.key] = Source(result.chunk.source, model.name)
-            report(result)
+        with closing(_put_while_computing(put, computed, at_once)) as keys:
+            for key in keys:
+                report(missing[key])
     finally:  # also of those that are there when it is interrupted
         if sources and not model.salt:
             add_sources(store.root, sources)
+
+
+def _put_while_computing(
+    put: Callable[[CompiledChunk], str], computed: Iterable[CompiledChunk], at_once: int
+) -> Generator[str]:
+    """Put chunks, and yield what `put` returns, in their order. If one fails, the others come before the error.
+
+    Of small ones threads put `at_once` while the next are computed: a put waits for the disk, several wait together.
+    """
+    waiting: deque[Future[str]] = deque()
+    with ThreadPoolExecutor(_WRITERS, "pic-writer") as writers:
+        try:
+            for chunk in computed:
+                waiting.append(writers.submit(put, chunk))
+                num_bytes = chunk.meta.shape.num_bytes * len(chunk.layers)
+                while len(waiting) > min(at_once, _WRITTEN_BYTES // num_bytes):
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except Exception:
+            yield from (future.result() for future in waiting if future.exception() is None)
+            raise
 
 
 def _stored(store: Store, keys: Iterable[str], table_maker: TableMaker, has: Callable[[str], bool]) -> set[str]:
@@ -168,7 +201,8 @@ def _compute(
         tokens, fixups = np.asarray(chunk.tokens, dtype=np.int32), None if table is None else table.tobytes()
         pairs, states = _layer_bytes(model, chunk, layers), [_state_bytes(model, chunk, stored) for stored in maps]
         model.require_storable()
-        table_maker.measurer.require_storable()
+        if table_maker.measurer is not model:
+            table_maker.measurer.require_storable()
         yield CompiledChunk(meta, chunk.text, tokens, pairs, fixups, states)
 
 

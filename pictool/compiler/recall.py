@@ -16,6 +16,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,13 @@ class Surroundings:
 
     def name(self, text: str) -> bytes:
         """The name under which a text is remembered; whoever does not know the salt cannot compute it."""
+        text_hash = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+        named = f'[{self._common}, "{text_hash}"]'.encode()
+        return hmac.new(self.salt.encode(errors="surrogatepass"), named, hashlib.sha256).digest()
+
+    @cached_property
+    def _common(self) -> str:
+        """What all names have in common, but for the salt, as JSON."""
         rest: dict[str, Any] = asdict(self) | {
             "directory": str(self.directory.resolve()),
             "accelerators": [path for path in _ACCELERATORS if os.path.exists(path)],
@@ -74,9 +82,7 @@ class Surroundings:
             "versions": [_version(name) for name in _LIBRARIES],
         }
         del rest["salt"]
-        text_hash = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-        named = json.dumps([rest, text_hash], sort_keys=True).encode()
-        return hmac.new(self.salt.encode(errors="surrogatepass"), named, hashlib.sha256).digest()
+        return json.dumps(rest, sort_keys=True)
 
 
 def _version(name: str) -> str | None:

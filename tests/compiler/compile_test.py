@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import tiny
@@ -14,7 +14,7 @@ from pictool.api import compile, link
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import Compiled, object_key
 from pictool.core import Chunk, CompileOptions
-from pictool.errors import ForeignObjectError, InputError
+from pictool.errors import ForeignObjectError, InputError, UnwritableStoreError
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model, load_model, wrap_model
 from pictool.store.objects.format import CompiledChunk
@@ -195,6 +195,31 @@ def test_what_is_stored_when_a_compile_is_interrupted_has_its_source(model: Mode
     chunks = [make_chunk(model, text, f"{text}.txt") for text in ("harbour", "festival")]
     with pytest.raises(KeyboardInterrupt):
         compile(model, store, chunks, on_done=interrupt)
-    (key,) = store.keys()
-    source = read_sources(store.root)[key]
-    assert source.model == model.name and source.source.endswith(".txt")
+    sources = read_sources(store.root)
+    assert store.keys() and set(store.keys()) == set(sources)
+    assert all(source.model == model.name and source.source.endswith(".txt") for source in sources.values())
+
+
+def test_what_is_put_beside_an_object_that_cannot_be_is_reported_in_order(
+    model: Model, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, failing = Store.put, object_key(model, make_chunk(model, TEXTS[1], "text"))
+
+    def put_but_one(self: Store, chunk: CompiledChunk, **named: Any) -> Path:
+        if chunk.meta.key == failing:
+            raise UnwritableStoreError("the disk is full")
+        return put(self, chunk, **named)
+
+    monkeypatch.setattr(Store, "put", put_but_one)
+    done: list[Compiled] = []
+    with pytest.raises(UnwritableStoreError, match="the disk is full"):
+        compile(model, store, TEXTS[:3], on_done=done.append)
+    assert [each.chunk.text for each in done] == [TEXTS[0], TEXTS[2]]
+    assert {each.key for each in done} == set(store.keys()) == set(read_sources(store.root))
+
+
+def test_an_object_that_may_be_evicted_is_reported_before_the_next_is_put(model: Model, store: Store) -> None:
+    small = Store(store.root, max_bytes=1 << 30)
+    stored: list[int] = []
+    compile(model, small, TEXTS[:3], on_done=lambda _: stored.append(len(small.keys())))
+    assert stored == [1, 2, 3]
