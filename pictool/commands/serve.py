@@ -201,8 +201,9 @@ def serve_here(options: ServeOptions, fleet: FleetOptions, settings: Settings, v
     """Answer requests until the server ends, in this process or by replicas."""
     with closing(bind(options)) as listener, ExitStack() as resources:
         keys = read_tenants(options, settings)
-        from pictool.serve.running import loading, run
+        from pictool.serve.running import loading, run, share_arenas
 
+        share_arenas()
         with loading(listener):
             from pictool.serve.app import make_app as make_application
 

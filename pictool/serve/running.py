@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import json
+import os
 import sys
 import threading
 import time
@@ -26,6 +28,7 @@ _END_S = 10  # for the rest to be told that the server ends
 _HEAD_S = 10.0  # in which a request's head comes; h11 bounds its bytes (64 KiB)
 UNREAD_S, _LEAST_READ = 30.0, 64 << 10  # of what is sent, a client reads at least so many bytes in so long
 _MAX_HEADS = 256  # connections whose request has not come; more, and the oldest is closed
+_ARENA_MAX, _ARENAS = -8, 2  # malloc's option M_ARENA_MAX, and how many arenas all threads of a server share
 _SWITCH_S = 5e-4  # how long one thread keeps Python to itself: what the engine sends must not wait for its next step
 
 
@@ -132,6 +135,16 @@ class Server(uvicorn.Server):
         await asyncio.sleep(_GRACE_S)
         if self._backend is not None:
             await asyncio.to_thread(self._backend.close)
+
+
+def share_arenas() -> None:
+    """Have all threads allocate from few arenas, where malloc is glibc's and the environment says nothing else.
+
+    Each arena keeps what was freed in it, so that a server's memory rises with the threads that ever had one.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
+        mallopt(_ARENA_MAX, _ARENAS)
 
 
 @contextmanager

@@ -201,6 +201,11 @@ def test_objects_of_the_base_model_are_absent_under_an_adapter(
     assert targets[0] == targets[1] != targets[2] and model.target not in targets
     with pytest.raises(InputError, match="none cannot be read"):
         planner.under(str(tmp_path / "none"))
+    with closing(planner.under(str(tmp_path / "first"))) as under:
+        under.require_unchanged()
+        (tmp_path / "first" / "adapter_model.safetensors").write_bytes(b"c")
+        with pytest.raises(InputError, match="has changed since it was first used; load it from a new directory"):
+            under.require_unchanged()
 
 
 # Documents whose edges a tokenizer joined with what surrounds them

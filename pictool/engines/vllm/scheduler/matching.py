@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from blake3 import blake3
 from pictool.core import Target
 from pictool.engines.vllm.request import RequestError, UnusableObjectError
 from pictool.errors import InputError, PicError
+from pictool.runtime.fingerprint import FileState
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 
@@ -25,13 +28,25 @@ def adapted(target: Target, directory: str) -> Target:
         InputError: it is no local directory, or cannot be read.
     """
     digest = hashlib.sha256(target.model.encode())
-    try:
+    with _reading(directory):
         for path in sorted(Path(directory).iterdir()):
             if path.is_file():
                 digest.update(f"{path.name} {blake3().update_mmap(path).hexdigest()} ".encode())
+    return replace(target, model=digest.hexdigest())
+
+
+def adapter_files(directory: str) -> list[tuple[str, FileState]]:
+    """The files of a LoRA adapter as they are now, without reading them. Raises InputError as `adapted` does."""
+    with _reading(directory):
+        return [(path.name, FileState.of(path.stat())) for path in sorted(Path(directory).iterdir())]
+
+
+@contextmanager
+def _reading(directory: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise InputError(f"the adapter {directory} cannot be read ({error.strerror}); give a directory") from error
-    return replace(target, model=digest.hexdigest())
 
 
 def full_key(store: Store, name: object, salt: str, listed: dict[str, list[str]] | None = None) -> str:

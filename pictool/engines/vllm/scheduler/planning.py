@@ -22,7 +22,7 @@ from pictool.engines.vllm.request import (
     RequestError,
     UnusableObjectError,
 )
-from pictool.engines.vllm.scheduler.matching import adapted, full_key, open_object
+from pictool.engines.vllm.scheduler.matching import adapted, adapter_files, full_key, open_object
 from pictool.engines.vllm.worker.threads import BackgroundThrottle
 from pictool.errors import InputError, PicError
 from pictool.linker.plan import LinkPlan, Span, make_plan
@@ -50,6 +50,7 @@ class Planner:
     def __init__(self, settings: ConnectorSettings, store: Store, model: Model) -> None:
         self._settings, self._store, self._model = settings, store, model
         self.target = model.target
+        self._adapter: tuple[str, object] | None = None  # its directory, and how its files were
         self.throttle = BackgroundThrottle()
         self._models = threading.Lock()  # a second model, and a tokenizer that encodes, are used by one thread
         settings.policy.prepare(model)
@@ -70,11 +71,23 @@ class Planner:
         Raises:
             InputError: the adapter is no local directory.
         """
-        model = copy(self._model)
+        model, files = copy(self._model), adapter_files(directory)
         vars(model)["target"] = adapted(self.target, directory)  # a cached property
         planner = Planner(replace(self._settings, recognise=False), self._store, model)
-        planner.throttle = self.throttle
+        planner.throttle, planner._adapter = self.throttle, (directory, files)
+        planner.require_unchanged()
         return planner
+
+    def require_unchanged(self) -> None:
+        """Refuse requests of an adapter whose files are others now: vLLM may have loaded either.
+
+        Raises:
+            InputError: says so.
+        """
+        if self._adapter is not None and adapter_files(self._adapter[0]) != self._adapter[1]:
+            raise InputError(
+                f"the adapter {self._adapter[0]} has changed since it was first used; load it from a new directory"
+            )
 
     def close(self) -> None:
         """Stop reading the store for new objects."""

@@ -253,7 +253,9 @@ class SchedulerSide:
         with self._making:
             if adapter.lora_int_id not in self._planners:
                 self._planners[adapter.lora_int_id] = self._planner.under(adapter.lora_path)
-            return self._planners[adapter.lora_int_id]
+            planner = self._planners[adapter.lora_int_id]
+        planner.require_unchanged()
+        return planner
 
     def _add_link(self, request: Request, parsed: LinkParams, client_salt: str) -> None:
         tokens = request.prompt_token_ids or []
