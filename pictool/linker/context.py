@@ -18,6 +18,7 @@ from pictool.linker.prefixes import BLOCK
 from pictool.linker.resolve import OnCompile, Part, open_objects
 from pictool.runtime.memory.image import Image
 from pictool.runtime.memory.pool import PooledImage
+from pictool.runtime.memory.states import LinearState
 from pictool.runtime.tensors import to_bytes
 from pictool.store.files import allow_open_files
 from pictool.store.objects.chains import Chain
@@ -217,8 +218,10 @@ class ChainContext:
         return [PlacedObject(file, i * self._block) for i, file in enumerate(files[: self._count])]
 
     def prepare(self, image: Image) -> None:
-        """Keep keys before their rotation: those are stored."""
+        """Keep keys before their rotation, and states at the ends of blocks: those are stored."""
         image.keep_keys()
+        if image.states is not None:
+            image.states.keep_borders(self._block)
 
     def recover(self, error: PicError) -> bool:
         """The chain ends before a damaged block from now on. False if none of its blocks is damaged."""
@@ -235,9 +238,11 @@ class ChainContext:
         A store that cannot be written costs the next prompt time, and this one nothing but a warning.
         """
         self._model.require_storable()
+        borders = {} if image.states is None else image.states.take_borders()
         try:
             for depth in range(self._count, len(self._keys)):
-                if not self._chain.put(depth, self._compiled(image, rows[0], depth)):
+                states = [_state_bytes(state) for state in borders.get(self._span(depth)[1], ())]
+                if not self._chain.put(depth, self._compiled(image, rows[0], depth, states)):
                     return
         except StoreError as error:
             self._store.on_warning(f"the prefix chain is not stored: {error}")
@@ -252,7 +257,9 @@ class ChainContext:
             and np.array_equal(file.tokens(), tokens)
         )
 
-    def _compiled(self, image: Image, rows: RowMask, depth: int) -> CompiledChunk:
+    def _compiled(
+        self, image: Image, rows: RowMask, depth: int, states: Sequence[tuple[memoryview, ...]]
+    ) -> CompiledChunk:
         start, end = self._span(depth)
         assert image.fresh_keys is not None and rows[start:end].all()
         first = int(rows[:start].sum())  # of the block, among the computed rows
@@ -260,19 +267,25 @@ class ChainContext:
             tuple(map(to_bytes, image.unrotated(layer, key[0, :, first : first + self._block], start, end)))
             for layer, key in enumerate(image.fresh_keys)
         ]
-        return self._chunk(depth, pairs)
+        return self._chunk(depth, pairs, states)
 
     def _span(self, depth: int) -> tuple[int, int]:
         return depth * self._block, (depth + 1) * self._block
 
-    def _chunk(self, depth: int, pairs: list[tuple[memoryview, ...]]) -> CompiledChunk:
+    def _chunk(
+        self, depth: int, pairs: list[tuple[memoryview, ...]], states: Sequence[tuple[memoryview, ...]] = ()
+    ) -> CompiledChunk:
         parent = self._keys[depth - 1] if depth else ""
         meta = ObjectMeta(
             self._keys[depth], self._model.target, self._block, 0, _CHAIN_CODEC, parent=parent,
             rotation=self._rotation or None, salted=self._blocks[depth].salted,
         )  # fmt: skip
         tokens = self._layout.tokens[slice(*self._span(depth))]
-        return CompiledChunk(meta, str(self._model.tokenizer.decode(tokens.tolist())), tokens, pairs)
+        return CompiledChunk(meta, str(self._model.tokenizer.decode(tokens.tolist())), tokens, pairs, states=states)
+
+
+def _state_bytes(state: LinearState) -> tuple[memoryview, ...]:
+    return tuple(to_bytes(part) for part in (state.tail, state.recurrent) if part is not None)
 
 
 class KeptChain(ChainContext):

@@ -185,8 +185,8 @@ def prepare(
 
     # Open: what there is to reuse, each object where it is in the prompt.
     reused = context.open(prompt, prompt_parts.parts, policy, selection, opened)
-    # Round up: a hybrid's rows end at cuts.
-    if model.geometry.states is not None:
+    # Round up: a hybrid's rows end at cuts, or where a chain does.
+    if model.geometry.states is not None and not policy.needs.chain_block:
         reused, selection = round_to_cuts(reused, selection or policy.select(prompt), policy, store.on_warning)
     clock.exclude(reused.compile_s)
     clock.load_s += clock.lap()

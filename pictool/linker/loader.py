@@ -245,16 +245,19 @@ class Loader:
             self._place_kv(index)
 
     def _place_state(self, layer: int, index: int, part: PlacedObject) -> None:
-        states, shape, stack = self._image.states, part.file.meta.target.geometry.states, self._image.stack
-        cut = part.file.meta.cut
-        assert states is not None and shape is not None and cut is not None
+        states, stack, meta = self._image.states, self._image.stack, part.file.meta
+        assert states is not None
+        is_block = meta.parent is not None
+        if is_block and part is not self._placed[-1]:  # the state at a chain's end is that of all its blocks
+            return
+        first = 0 if is_block else part.start + (meta.cut or 0)
         read = part.file.states(index)
         self._read.append(sum(map(len, read.values())))
         tensors = {
-            name: from_bytes(data, stack.dtype if name == "tail" else torch.float32, shape.dims[name]).to(stack.device)
-            for name, data in read.items()
+            name: from_bytes(read[name], stack.dtype if name == "tail" else torch.float32, dims).to(stack.device)
+            for name, dims in meta.state_dims.items()
         }
-        states.place(layer, part.start + cut, StateMap(part.end - part.start - cut, **tensors))
+        states.place(layer, first, StateMap(part.end - first, **tensors))
 
     def _place_kv(self, layer: int) -> None:
         """Copy what the objects have of a layer to its places, and rotate the keys there."""

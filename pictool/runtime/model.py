@@ -159,10 +159,10 @@ class Model:
     def require_policy(self, policy: Any) -> None:
         """Refuse a policy whose rows cannot be computed. Raises InputError: says why."""
         needs = policy.needs
-        if self.geometry.states is not None and (needs.objects or needs.chain_block) and needs.cut is None:
+        if self.geometry.states is not None and needs.objects and needs.cut is None:
             raise InputError(
                 f"{policy.name}: {self.name} is a hybrid, whose linear layers have states only after the first tokens "
-                "of a chunk; use full, naive or legolink"
+                "of a chunk; use full, naive, legolink or prefix"
             )
 
     def prefill(

@@ -444,12 +444,101 @@ def _named(policy: str) -> tuple[str, dict[str, Any]]:
     return name, {"k": int(number)} if number else {}
 
 
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_chunk_that_is_computed_in_several_parts_is_compiled_as_in_one(
+    name: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU one of more than 512 tokens is."""
+    stack, (chunk,) = subject(name).model.stack, make_chunks((29,))
+    whole, maps = prefill_stateful(stack, chunk.tokens, 16)
+    monkeypatch.setattr(image_module, "_AT_ONCE", 5)
+    parts, other = prefill_stateful(stack, chunk.tokens, 16)
+    assert len(parts) == len(whole) and len(maps) == len(other)
+    torch.testing.assert_close(parts, whole, atol=EXACT, rtol=0)
+    for mine, theirs in zip(other, maps, strict=True):
+        assert torch.allclose(mine.tail, theirs.tail, atol=EXACT)
+        assert mine.state is None or torch.allclose(mine.state, theirs.state, atol=EXACT)  # type: ignore[arg-type]
+
+
+# Prefix chains
+
+
+@pytest.mark.parametrize("block", [1, 4, 16])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_stored_beginning_and_its_states_give_what_the_model_gives(
+    name: str, block: int, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it ends within a chunk, and all that is generated after it."""
+    one, policy, chunks = subject(name), make_policy("prefix", {"block": block}), make_chunks(LENGTHS)
+    first, again = (run(one, store, policy, chunks) for _ in range(2))
+    ids = sum(parts_of(again), [])
+    context, dense = again.image.layout.num_context, reference.full(one.reference, ids)
+    assert (first.recomputed, again.recomputed) == (context, context % block)
+    assert max(max_difference(first, dense), max_difference(again, dense)) <= EXACT
+    wanted = one.reference.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, len(ids) :]
+    assert list(generate(one.model, again.image, 8).tokens) == wanted.tolist()
+    monkeypatch.setattr(image_module, "_AT_ONCE", 5)
+    fork = run(one, store, policy, make_chunks((1, 3, 29, 7)))
+    assert 0 < fork.recomputed < 7 + block
+    assert max_difference(fork, reference.full(one.reference, sum(parts_of(fork), []))) <= EXACT
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_every_state_of_a_stored_beginning_matters(name: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, policy, chunks = subject(name), make_policy("prefix", {"block": 8}), make_chunks((29, 17))
+    right = [run(one, store, policy, chunks) for _ in range(2)][1].image.logits
+    assert right is not None
+    place, kept = ImageStates.place, range(one.model.stack.num_layers)
+    for layer in [layer for layer in kept if one.model.stack.state_index[layer] is not None]:
+        for part in ["tail"] + (["state"] if name in RECURRENT else []):
+
+            def spoilt(states: ImageStates, at: int, start: int, stored: StateMap) -> None:
+                zero: Any = {part: torch.zeros_like(getattr(stored, part))} if at == layer else {}  # noqa: B023
+                place(states, at, start, replace(stored, **zero))
+
+            monkeypatch.setattr(ImageStates, "place", spoilt)
+            wrong = run(one, store, policy, chunks)
+            assert wrong.image.logits is not None and wrong.recomputed < 8
+            assert float((wrong.image.logits - right).abs().max()) > 10 * EXACT, f"layer {layer}: a zero {part}"
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "bamba", "falcon_h1", "lfm2"])
+def test_a_block_holds_the_state_at_its_end_and_a_damaged_or_foreign_one_is_computed_again(
+    name: str, store: Store
+) -> None:
+    one, policy, chunks = subject(name), make_policy("prefix", {"block": 8}), make_chunks((29,))
+    right, said = run(one, store, policy, chunks).image.logits, list[str]()
+    store.on_warning = said.append
+    last = run(one, store, policy, chunks).image.layout.num_context // 8 - 1
+    identities = one.model.target.identify_blocks(run(one, store, policy, chunks).image.layout.tokens, 8)
+    path, other = (store.path(identities[depth].key) for depth in (last, last - 1))
+    shape, whole = one.model.geometry.states, path.read_bytes()
+    assert shape is not None
+    with ObjectFile(path) as file:
+        file.verify()
+        names, data = list(file.states(0)), bytes(file.states(shape.layers - 1)["tail"])
+        assert names == [part for part in shape.dims if part != "operator"] and file.meta.cut is None
+        assert file.state_bytes == sum(len(part) for part in file.states(0).values()) * shape.layers
+    damaged = bytearray(whole)
+    damaged[whole.find(data) + 3] ^= 64
+    for wrong in (bytes(damaged), other.read_bytes()):
+        path.write_bytes(wrong)
+        linked = run(one, store, policy, chunks)
+        assert linked.image.logits is not None and right is not None
+        torch.testing.assert_close(linked.image.logits, right, atol=EXACT, rtol=0)
+        assert linked.recomputed >= linked.image.layout.num_context - last * 8
+        with ObjectFile(path) as file:
+            file.verify()
+            file.require_key(identities[last].key)
+    assert "does not match its checksum" in said[0]
+
+
 # Refusals
 
 
-@pytest.mark.parametrize("policy", ["cacheblend", "fixup", "legolink-0", "prefix", "speccache"])
+@pytest.mark.parametrize("policy", ["cacheblend", "fixup", "legolink-0", "speccache"])
 def test_policies_that_need_more_than_a_cut_are_refused_by_name(policy: str, store: Store) -> None:
-    with pytest.raises(InputError, match=f"^{policy}: bamba is a hybrid.*use full, naive or legolink"):
+    with pytest.raises(InputError, match=f"^{policy}: bamba is a hybrid.*use full, naive, legolink or prefix"):
         run(subject("bamba"), store, make_policy(policy, {}), make_chunks((17,)))
 
 
