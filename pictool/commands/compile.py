@@ -102,10 +102,12 @@ class Compilation:
         option("--probe-model", "NAME", "Small model that measures the table; implies 8 probes.", COMPILING),
     ] = None
 
-    def options(self, codec: str, probes: int = 0) -> CompileOptions:
-        """How chunks are compiled."""
+    def options(self, model: Model, codec: str, probes: int = 0) -> CompileOptions:
+        """How chunks are compiled. Raises UsageError: a cut, and the model is no hybrid."""
         from pictool.core import CompileOptions
 
+        if self.cut is not None and model.geometry.states is None:
+            raise UsageError(f"--cut {self.cut}: {model.name} is no hybrid; its objects have no states")
         return CompileOptions(self.sinks, codec, probes, self.cut)
 
     def check(self) -> None:
@@ -164,6 +166,7 @@ def run_compile(
     others = {
         "-o": output, "--depfile": depfile, "--engine": engine, "--probes": what.probes is not None,
         "--probe-model": what.probe_model, "--dry-run": is_dry, "--splitter": what.splitter is not None,
+        "--cut": what.cut is not None,
     }  # fmt: skip
     bulk.check(others, settings)
     if bulk.ray is not None:
@@ -283,7 +286,7 @@ def foresee(what: Compilation, texts: Sequence[tuple[str, str]], settings: Setti
 
     model = open_model(settings)
     chunks = [chunk for name, text in texts for chunk in what.chunks(model, text, name)]
-    options = what.options(settings.codec)
+    options = what.options(model, settings.codec)
     print_forecast(forecast(model, open_store(settings), chunks, options), len(texts), as_json)
 
 
@@ -303,11 +306,11 @@ def compile_texts(
     measurer = open_speculative(what.probe_model, model) if what.probe_model else None
     by_text = [what.chunks(model, text, name) for name, text in texts]
     chunks = [chunk for of_text in by_text for chunk in of_text]
-    warn_of_disk(model, store, chunks, what.options(settings.codec))
+    warn_of_disk(model, store, chunks, what.options(model, settings.codec))
     say_states(model, settings.codec)
     with progress("compiling", len(chunks)) as advance, engine_type(model, store) as running:
         compiled = running.compile(
-            chunks, what.options(settings.codec, probes), force=what.force, probe_model=measurer,
+            chunks, what.options(model, settings.codec, probes), force=what.force, probe_model=measurer,
             on_done=lambda done: advance(*new_work(done)),
         )  # fmt: skip
     if surroundings is not None and can_remember:
@@ -359,6 +362,7 @@ def recalled_rows(
 def _surroundings(what: Compilation, settings: Settings) -> Surroundings | None:
     """What the keys follow from; None if it cannot be told without the model."""
     from pictool.compiler.recall import Surroundings, model_files
+    from pictool.core import CompileOptions
     from pictool.runtime.model import local_directory
 
     directory = local_directory(settings.model)
@@ -368,7 +372,7 @@ def _surroundings(what: Compilation, settings: Settings) -> Surroundings | None:
         files = model_files(directory)
     except OSError:  # loading the model says so
         return None
-    options = what.options(settings.codec)
+    options = CompileOptions(what.sinks, settings.codec, cut=what.cut)
     return Surroundings(
         directory, files, settings.device, settings.dtype, settings.salt, options, what.chunk_tokens, what.overlap
     )

@@ -228,8 +228,6 @@ def _require_compilable(model: Model, chunks: Collection[Chunk], options: Compil
     if model.geometry.states is not None and (options.sinks or options.probes):
         raise InputError(f"{model.name}: a hybrid's chunks are compiled without sinks and without probes")
     require_codec(options.codec)
-    if model.geometry.states is None and options.cut is not None:
-        raise InputError(f"{model.name}: only a hybrid's chunks are compiled for a cut; this model has no states")
     for chunk in chunks:
         if len(chunk) + options.sinks > room:
             raise InputError(

@@ -47,7 +47,7 @@ def test_objects_have_the_cut_that_is_named(hybrid: Path, model: Path) -> None:
         report = pic("link", path, "-q", "Who?", *common, "--algo", algo, "--max-new-tokens", 1, "--json")
         assert report.json["tokens"]["recomputed"] == rows and "computed whole" not in report.err
     refused = pic("compile", "a.txt", "-m", model, "--cut", 8)
-    assert refused.code == 1 and "this model has no states" in refused.err
+    assert refused.code == 2 and "is no hybrid; its objects have no states" in refused.err
 
 
 def test_a_stored_beginning_is_shown_and_verified(hybrid: Path) -> None:

@@ -115,13 +115,14 @@ def run_bulk(bulk: BulkOptions, what: Compilation, settings: Settings, as_json: 
 def make_spec(what: Compilation, model: Model, settings: Settings) -> BulkSpec:
     """What all workers have to know; paths are absolute, since they run elsewhere."""
     from pictool.cluster.worker import BulkSpec
+    from pictool.core import CompileOptions
     from pictool.store.remote.remote import Retry
 
     remote = shared_remote(settings, Retry(_ATTEMPTS))
     remote.remove_stale_temps()
     return BulkSpec(
         remote, shared_model(settings),
-        settings.device.partition(":")[0], settings.dtype, settings.salt, what.options(settings.codec),
+        settings.device.partition(":")[0], settings.dtype, settings.salt, CompileOptions(what.sinks, settings.codec),
         what.chunk_tokens, what.overlap, what.force, (model.target.model, model.target.tokenizer), version=__version__,
     )  # fmt: skip
 
