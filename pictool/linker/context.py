@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from pictool.core import FixupTable, Identity, Layout, RowMask
+from pictool.core import Chunk, CompileOptions, FixupTable, Identity, Layout, RowMask
 from pictool.errors import NotFiniteError, ObjectError, PicError, RemoteError, StoreError, UnwritableStoreError
 from pictool.linker.loader import PlacedObject
 from pictool.linker.policies.base import Policy, Prompt, Selection
@@ -51,6 +51,10 @@ class Context(Protocol):
         self, prompt: Prompt, parts: Sequence[Part], policy: Policy, selection: Selection | None, opened: ExitStack
     ) -> ReusePlan:
         """Open what is reused, until `opened` is closed. `parts` are head and chunks; `selection` may come later."""
+        ...
+
+    def open_maps(self, reused: ReusePlan, opened: ExitStack) -> ReusePlan:
+        """Open the objects with the states of stored runs (`PlacedObject.stored`), as `open`."""
         ...
 
     def prepare(self, image: Image) -> None:
@@ -115,6 +119,17 @@ class ObjectContext:
             prompt = replace(prompt, tables=_tables(placed, prompt.layout))
         return ReusePlan(placed, prompt, compile_s)
 
+    def open_maps(self, reused: ReusePlan, opened: ExitStack) -> ReusePlan:
+        model, placed = reused.prompt.model, list[PlacedObject]()
+        wanted = {part: [_map_part(model, part, run) for run in part.stored] for part in reused.placed}
+        missing = list(dict.fromkeys(own for parts in wanted.values() for own in parts if own.file is None))
+        self._texts |= {own.key(model) for own in missing}
+        files, compile_s = open_objects(model, self._store, missing, opened, None, self._stuck)
+        of_part = dict(zip(missing, files, strict=True))
+        for part, parts in wanted.items():
+            placed.append(replace(part, maps=tuple(own.file or of_part[own] for own in parts)))
+        return replace(reused, placed=placed, compile_s=reused.compile_s + compile_s)
+
     def prepare(self, image: Image) -> None:
         pass
 
@@ -164,6 +179,16 @@ class ObjectContext:
         return True
 
 
+def _map_part(model: Model, part: PlacedObject, run: tuple[int, int]) -> Part:
+    """What has the states of a run [a, b) of an object's tokens: itself, or the object of its first b tokens."""
+    (cut, end), meta = run, part.file.meta
+    if (meta.cut, meta.num_tokens) == run:
+        return Part(Chunk("", (), part.file.name), file=part.file)
+    tokens = tuple(part.file.tokens()[:end].tolist())
+    text = part.file.text() if end == meta.num_tokens else str(model.tokenizer.decode(list(tokens)))
+    return Part(Chunk(text, tokens, part.file.name), CompileOptions(codec=meta.codec, cut=cut))
+
+
 def _tables(placed: Sequence[PlacedObject], layout: Layout) -> tuple[FixupTable | None, ...]:
     """The table of every chunk's object, in prompt order; 0 for tokens that have none, since they are computed."""
     objects = {part.start: part for part in placed}
@@ -202,6 +227,9 @@ class ChainContext:
         self._identify(prompt.model, prompt.layout)
         placed = self._open(opened)
         return ReusePlan(placed, replace(prompt, cached=self._count * self._block))
+
+    def open_maps(self, reused: ReusePlan, opened: ExitStack) -> ReusePlan:
+        return reused
 
     def _identify(self, model: Model, layout: Layout) -> None:
         self._rotation = model.stack.rotation_id(layout.num_tokens)

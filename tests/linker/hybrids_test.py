@@ -9,10 +9,12 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import reference
 import tiny
@@ -27,8 +29,11 @@ from pictool.compiler.compile import compile_chunks
 from pictool.core import CompileOptions, Layout
 from pictool.doctor.reference import forward_over, naive_cache
 from pictool.errors import InputError, ModelError, ObjectError
+from pictool.linker.cuts import RUNS, best_runs
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
+from pictool.linker.policies.base import Prompt, Selection
+from pictool.linker.policies.fixup import Fixup
 from pictool.linker.residency import ResidentObjects
 from pictool.runtime.architectures import decoder_of, geometry_of, mixer_of
 from pictool.runtime.decode import generate
@@ -36,6 +41,7 @@ from pictool.runtime.memory import image as image_module
 from pictool.runtime.memory.states import ImageStates, LinearState, StateMap
 from pictool.runtime.model import Model, wrap_model
 from pictool.runtime.prefill import prefill_stateful
+from pictool.runtime.sensitivity import probes_of
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 
@@ -533,12 +539,105 @@ def test_a_block_holds_the_state_at_its_end_and_a_damaged_or_foreign_one_is_comp
     assert "does not match its checksum" in said[0]
 
 
+# Tables of fixups
+
+
+@dataclass(frozen=True)
+class Drawn(Fixup):
+    """As fixup, of random scores: the tables of random models have their highest at the first tokens."""
+
+    name: ClassVar[str] = "drawn"
+
+    def select(self, prompt: Prompt) -> Selection:
+        tables = [np.random.default_rng(at).random(end - at) for at, end in prompt.layout.chunks]
+        return super().select(replace(prompt, tables=tuple(table.astype("<f2") for table in tables)))
+
+
+@pytest.mark.parametrize("policy", [Drawn(0.3), Drawn(0.2, "chunk"), Fixup(0.1, first=2)], ids=["all", "each", "first"])
+@pytest.mark.parametrize("head", ["", HEAD], ids=["no-head", "head"])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_rows_of_tables_equal_the_rule_run_over_the_inputs_as_linked(
+    name: str, head: str, policy: Fixup, store: Store
+) -> None:
+    """In at most two runs of each chunk, chunks that are shorter than the convolution reads back among them."""
+    one, chunks = subject(name), make_chunks((2, 1, 29, 41, 29))
+    linked = run(one, store, policy, chunks, head=head)
+    assert max_difference(linked, linked_reference(one, linked)) <= EXACT
+    own = [linked.rows[0][start:end] for start, end in linked.image.layout.chunks]
+    assert max(map(num_runs, own)) <= RUNS
+    assert any(num_runs(rows) and (policy.first or not rows[0]) and not rows.all() for rows in own)
+
+
+def num_runs(rows: Any) -> int:
+    return int((np.diff(rows, prepend=False) & rows).sum())
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "bamba", "kimi_linear", "lfm2"])
+def test_tables_of_all_rows_are_full(name: str, store: Store) -> None:
+    one, chunks = subject(name), make_chunks(LENGTHS)
+    linked = run(one, store, make_policy("fixup", {"ratio": 1}), chunks)
+    assert max_difference(linked, reference.full(one.reference, sum(parts_of(linked), []))) <= EXACT
+
+
+def test_a_damaged_map_is_compiled_again(store: Store) -> None:
+    one, policy, (chunk,) = subject("bamba"), make_policy("fixup", {"ratio": 0.2}), make_chunks((41,))
+    right, said = run(one, store, policy, [chunk]).image.logits, list[str]()
+    store.on_warning = said.append
+    lengths = {key: store.peek(key).meta.num_tokens for key in store.keys()}
+    path = store.path(next(key for key, length in lengths.items() if 8 < length < 41))
+    with ObjectFile(path) as file:
+        assert file.tokens().tolist() == list(chunk.tokens[: file.meta.num_tokens])
+        data = bytes(file.states(0)["state"])
+    damaged = bytearray(path.read_bytes())
+    damaged[damaged.find(data) + 1] ^= 32
+    path.write_bytes(damaged)
+    again = run(one, store, policy, [chunk]).image.logits
+    assert right is not None and again is not None
+    torch.testing.assert_close(again, right, atol=EXACT, rtol=0)
+    assert "does not match its checksum" in said[0]
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_table_is_the_variance_of_keys_over_the_probes(name: str, store: Store) -> None:
+    """By transformers' own forward over each probe and the chunk, whose keys are rotated alike after all of them."""
+    one, (chunk,) = subject(name), make_chunks((41,))
+    (compiled,) = compile_chunks(one.model, store, [chunk], CompileOptions(probes=2))
+    with ObjectFile(compiled.path) as file:
+        table = file.fixups()
+    probes, share = probes_of(one.model, 2, 60), torch.zeros(41)
+    ids = [[*probe, *chunk.tokens] for probe in probes.tokens.tolist()]
+    outs = [reference.full(one.reference, tokens) for tokens in ids]
+    with torch.no_grad():
+        logits = torch.stack([one.reference(torch.tensor([tokens])).logits[0, -42:-1] for tokens in ids])
+    expected = logits.softmax(-1)[:, range(41), list(chunk.tokens)].mean(0)
+    rotated = [part.rotated for part in one.model.geometry.parts].index(True)
+    for layer, spread in enumerate(probes.spread):
+        of_probes = torch.stack([dense.kv[layer][rotated][0, :, -41:] for dense in outs])
+        share = torch.maximum(share, (of_probes.var(0, correction=0).sum(-1) / spread[:, None]).amax(0))
+    wanted = share * (1 - expected).clamp_min(0.1)
+    assert table is not None and float(wanted.max()) > 0
+    torch.testing.assert_close(torch.from_numpy(table).float(), wanted, rtol=5e-3, atol=1e-4 * float(wanted.max()))
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3])
+def test_the_best_runs_are_those_of_all_choices(runs: int) -> None:
+    draw = np.random.default_rng(runs)
+    for _ in range(20):
+        scores = draw.random(9).astype("<f4")
+        for rows in (1, 3, 5, 9):
+            chosen = best_runs(scores.tobytes(), rows, runs)
+            assert chosen.sum() == rows and num_runs(chosen) <= runs
+            masks = (np.isin(np.arange(9), some) for some in combinations(range(9), rows))
+            most = max(scores[mask].sum() for mask in masks if num_runs(mask) <= runs)
+            assert abs(scores[chosen].sum() - most) <= 1e-5
+
+
 # Refusals
 
 
-@pytest.mark.parametrize("policy", ["cacheblend", "fixup", "legolink-0", "speccache"])
+@pytest.mark.parametrize("policy", ["cacheblend", "legolink-0", "speccache"])
 def test_policies_that_need_more_than_a_cut_are_refused_by_name(policy: str, store: Store) -> None:
-    with pytest.raises(InputError, match=f"^{policy}: bamba is a hybrid.*use full, naive, legolink or prefix"):
+    with pytest.raises(InputError, match=f"^{policy}: bamba is a hybrid.*use full, naive, legolink, fixup or prefix"):
         run(subject("bamba"), store, make_policy(policy, {}), make_chunks((17,)))
 
 
@@ -546,9 +645,8 @@ def test_what_reads_attention_of_every_layer_is_refused_and_nothing_is_in_a_pool
     from pictool.runtime.activations import hidden_norms, image_of_tokens
 
     model = subject("falcon_h1").model
-    for options in (CompileOptions(sinks=2), CompileOptions(probes=2)):
-        with pytest.raises(InputError, match="a hybrid's chunks are compiled without sinks and without probes"):
-            compile_chunks(model, store, make_chunks((17,)), options)
+    with pytest.raises(InputError, match="a hybrid's chunks are compiled without sinks"):
+        compile_chunks(model, store, make_chunks((17,)), CompileOptions(sinks=2))
     tokens = torch.arange(3, 9).numpy()
     with pytest.raises(ModelError, match=r"falcon_h1 is a hybrid"):
         hidden_norms(model, tokens)
