@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
     from pictool.compiler.recall import Surroundings
     from pictool.compiler.splitters.base import Splitter
-    from pictool.core import Chunk
+    from pictool.core import Chunk, CompileOptions
     from pictool.runtime.model import Model
 
 app = make_app()
@@ -77,6 +77,16 @@ class Compilation:
     sinks: Annotated[
         int, option("--sinks", "N", "Compile each chunk after N dummy tokens, whose KV is dropped.", COMPILING, min=0)
     ] = 0
+    cut: Annotated[
+        Optional[int],
+        option(
+            "--cut",
+            "N",
+            "Of a hybrid: store states after the first N tokens; legolink-N computes these, naive needs 0. Default 16.",
+            COMPILING,
+            min=0,
+        ),
+    ] = None
     probes: Annotated[
         Optional[int],
         option(
@@ -91,6 +101,14 @@ class Compilation:
         Optional[str],
         option("--probe-model", "NAME", "Small model that measures the table; implies 8 probes.", COMPILING),
     ] = None
+
+    def options(self, model: Model, codec: str, probes: int = 0) -> CompileOptions:
+        """How chunks are compiled. Raises UsageError: a cut, and the model is no hybrid."""
+        from pictool.core import CompileOptions
+
+        if self.cut is not None and model.geometry.states is None:
+            raise UsageError(f"--cut {self.cut}: {model.name} is no hybrid; its objects have no states")
+        return CompileOptions(self.sinks, codec, probes, self.cut)
 
     def check(self) -> None:
         """Refuse what makes no sense together."""
@@ -148,6 +166,7 @@ def run_compile(
     others = {
         "-o": output, "--depfile": depfile, "--engine": engine, "--probes": what.probes is not None,
         "--probe-model": what.probe_model, "--dry-run": is_dry, "--splitter": what.splitter is not None,
+        "--cut": what.cut is not None,
     }  # fmt: skip
     bulk.check(others, settings)
     if bulk.ray is not None:
@@ -264,11 +283,10 @@ def foresee(what: Compilation, texts: Sequence[tuple[str, str]], settings: Setti
     """Print what compiling texts would cost."""
     from pictool.commands.console.forecast import print_forecast
     from pictool.compiler.forecast import forecast
-    from pictool.core import CompileOptions
 
     model = open_model(settings)
     chunks = [chunk for name, text in texts for chunk in what.chunks(model, text, name)]
-    options = CompileOptions(what.sinks, settings.codec)
+    options = what.options(model, settings.codec)
     print_forecast(forecast(model, open_store(settings), chunks, options), len(texts), as_json)
 
 
@@ -277,7 +295,6 @@ def compile_texts(
 ) -> tuple[Model, list[Compiled], Model | None]:
     """The model, what was compiled, and the small model that measured it, if one did."""
     from pictool.compiler.sensitivity import PROBES
-    from pictool.core import CompileOptions
     from pictool.runtime.model import require_name
     from pictool.runtime.speculative import open_speculative
 
@@ -289,11 +306,11 @@ def compile_texts(
     measurer = open_speculative(what.probe_model, model) if what.probe_model else None
     by_text = [what.chunks(model, text, name) for name, text in texts]
     chunks = [chunk for of_text in by_text for chunk in of_text]
-    warn_of_disk(model, store, chunks, CompileOptions(what.sinks, settings.codec))
+    warn_of_disk(model, store, chunks, what.options(model, settings.codec))
     say_states(model, settings.codec)
     with progress("compiling", len(chunks)) as advance, engine_type(model, store) as running:
         compiled = running.compile(
-            chunks, CompileOptions(what.sinks, settings.codec, probes), force=what.force, probe_model=measurer,
+            chunks, what.options(model, settings.codec, probes), force=what.force, probe_model=measurer,
             on_done=lambda done: advance(*new_work(done)),
         )  # fmt: skip
     if surroundings is not None and can_remember:
@@ -355,7 +372,7 @@ def _surroundings(what: Compilation, settings: Settings) -> Surroundings | None:
         files = model_files(directory)
     except OSError:  # loading the model says so
         return None
-    options = CompileOptions(what.sinks, settings.codec)
+    options = CompileOptions(what.sinks, settings.codec, cut=what.cut)
     return Surroundings(
         directory, files, settings.device, settings.dtype, settings.salt, options, what.chunk_tokens, what.overlap
     )

@@ -306,11 +306,11 @@ def _fields(file: ObjectFile) -> dict[str, Any]:
 
 def _states(file: ObjectFile) -> dict[str, Any]:
     """Of a hybrid's object its cut, the bytes of its states, and how many tokens have KV of as many."""
-    if file.meta.cut is None:
+    if file.meta.target.geometry.states is None:
         return {}
     token_bytes = file.layer_bytes * file.meta.target.geometry.layers / file.meta.num_tokens
-    tokens = math.ceil(file.state_bytes / token_bytes)
-    return {"cut": file.meta.cut, "state_bytes": file.state_bytes, "state_tokens": tokens}
+    tokens, cut = math.ceil(file.state_bytes / token_bytes), file.meta.cut
+    return {**({} if cut is None else {"cut": cut}), "state_bytes": file.state_bytes, "state_tokens": tokens}
 
 
 def _table(file: ObjectFile) -> dict[str, Any]:

@@ -259,8 +259,8 @@ def sink_tokens(model: Model, sinks: int) -> list[int]:
 def _require_compilable(model: Model, chunks: Collection[Chunk], options: CompileOptions) -> list[int]:
     """Refuse what cannot be compiled so; returns the dummy tokens before each chunk. Raises InputError."""
     prefix, room = sink_tokens(model, options.sinks), model.max_positions
-    if model.geometry.states is not None and (options.sinks or options.probes):
-        raise InputError(f"{model.name}: a hybrid's chunks are compiled without sinks and without probes")
+    if model.geometry.states is not None and options.sinks:
+        raise InputError(f"{model.name}: a hybrid's chunks are compiled without sinks")
     require_codec(options.codec)
     for chunk in chunks:
         if len(chunk) + options.sinks > room:

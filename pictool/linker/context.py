@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from pictool.core import FixupTable, Identity, Layout, RowMask
+from pictool.core import Chunk, CompileOptions, FixupTable, Identity, Layout, RowMask
 from pictool.errors import NotFiniteError, ObjectError, PicError, RemoteError, StoreError, UnwritableStoreError
 from pictool.linker.loader import PlacedObject
 from pictool.linker.policies.base import Policy, Prompt, Selection
@@ -18,6 +18,7 @@ from pictool.linker.prefixes import BLOCK
 from pictool.linker.resolve import OnCompile, Part, open_objects
 from pictool.runtime.memory.image import Image
 from pictool.runtime.memory.pool import PooledImage
+from pictool.runtime.memory.states import LinearState
 from pictool.runtime.tensors import to_bytes
 from pictool.store.files import allow_open_files
 from pictool.store.objects.chains import Chain
@@ -50,6 +51,10 @@ class Context(Protocol):
         self, prompt: Prompt, parts: Sequence[Part], policy: Policy, selection: Selection | None, opened: ExitStack
     ) -> ReusePlan:
         """Open what is reused, until `opened` is closed. `parts` are head and chunks; `selection` may come later."""
+        ...
+
+    def open_maps(self, reused: ReusePlan, opened: ExitStack) -> ReusePlan:
+        """Open the objects with the states of stored runs (`PlacedObject.stored`), as `open`."""
         ...
 
     def prepare(self, image: Image) -> None:
@@ -114,6 +119,18 @@ class ObjectContext:
             prompt = replace(prompt, tables=_tables(placed, prompt.layout))
         return ReusePlan(placed, prompt, compile_s)
 
+    def open_maps(self, reused: ReusePlan, opened: ExitStack) -> ReusePlan:
+        model, placed = reused.prompt.model, list[PlacedObject]()
+        wanted = {part: [_map_part(model, part, run) for run in part.stored] for part in reused.placed}
+        missing = list(dict.fromkeys(own for parts in wanted.values() for own in parts if own.file is None))
+        texts = self._texts
+        self._texts = lambda: texts() | {own.key(model) for own in missing}
+        files, compile_s = open_objects(model, self._store, missing, opened, None, self._stuck)
+        of_part = dict(zip(missing, files, strict=True))
+        for part, parts in wanted.items():
+            placed.append(replace(part, maps=tuple(own.file or of_part[own] for own in parts)))
+        return replace(reused, placed=placed, compile_s=reused.compile_s + compile_s)
+
     def prepare(self, image: Image) -> None:
         pass
 
@@ -163,6 +180,16 @@ class ObjectContext:
         return True
 
 
+def _map_part(model: Model, part: PlacedObject, run: tuple[int, int]) -> Part:
+    """What has the states of a run [a, b) of an object's tokens: itself, or the object of its first b tokens."""
+    (cut, end), meta = run, part.file.meta
+    if (meta.cut, meta.num_tokens) == run:
+        return Part(Chunk("", (), part.file.name), file=part.file)
+    tokens = tuple(part.file.tokens()[:end].tolist())
+    text = part.file.text() if end == meta.num_tokens else str(model.tokenizer.decode(list(tokens)))
+    return Part(Chunk(text, tokens, part.file.name), CompileOptions(codec=meta.codec, cut=cut))
+
+
 def _tables(placed: Sequence[PlacedObject], layout: Layout) -> tuple[FixupTable | None, ...]:
     """The table of every chunk's object, in prompt order; 0 for tokens that have none, since they are computed."""
     objects = {part.start: part for part in placed}
@@ -202,6 +229,9 @@ class ChainContext:
         placed = self._open(opened)
         return ReusePlan(placed, replace(prompt, cached=self._count * self._block))
 
+    def open_maps(self, reused: ReusePlan, opened: ExitStack) -> ReusePlan:
+        return reused
+
     def _identify(self, model: Model, layout: Layout) -> None:
         self._rotation = model.stack.rotation_id(layout.num_tokens)
         self._model, self._layout = model, layout
@@ -217,8 +247,10 @@ class ChainContext:
         return [PlacedObject(file, i * self._block) for i, file in enumerate(files[: self._count])]
 
     def prepare(self, image: Image) -> None:
-        """Keep keys before their rotation: those are stored."""
+        """Keep keys before their rotation, and states at the ends of blocks: those are stored."""
         image.keep_keys()
+        if image.states is not None:
+            image.states.keep_borders(self._block)
 
     def recover(self, error: PicError) -> bool:
         """The chain ends before a damaged block from now on. False if none of its blocks is damaged."""
@@ -235,9 +267,11 @@ class ChainContext:
         A store that cannot be written costs the next prompt time, and this one nothing but a warning.
         """
         self._model.require_storable()
+        borders = {} if image.states is None else image.states.take_borders()
         try:
             for depth in range(self._count, len(self._keys)):
-                if not self._chain.put(depth, self._compiled(image, rows[0], depth)):
+                states = [_state_bytes(state) for state in borders.get(self._span(depth)[1], ())]
+                if not self._chain.put(depth, self._compiled(image, rows[0], depth, states)):
                     return
         except StoreError as error:
             self._store.on_warning(f"the prefix chain is not stored: {error}")
@@ -252,7 +286,9 @@ class ChainContext:
             and np.array_equal(file.tokens(), tokens)
         )
 
-    def _compiled(self, image: Image, rows: RowMask, depth: int) -> CompiledChunk:
+    def _compiled(
+        self, image: Image, rows: RowMask, depth: int, states: Sequence[tuple[memoryview, ...]]
+    ) -> CompiledChunk:
         start, end = self._span(depth)
         assert image.fresh_keys is not None and rows[start:end].all()
         first = int(rows[:start].sum())  # of the block, among the computed rows
@@ -260,19 +296,25 @@ class ChainContext:
             tuple(map(to_bytes, image.unrotated(layer, key[0, :, first : first + self._block], start, end)))
             for layer, key in enumerate(image.fresh_keys)
         ]
-        return self._chunk(depth, pairs)
+        return self._chunk(depth, pairs, states)
 
     def _span(self, depth: int) -> tuple[int, int]:
         return depth * self._block, (depth + 1) * self._block
 
-    def _chunk(self, depth: int, pairs: list[tuple[memoryview, ...]]) -> CompiledChunk:
+    def _chunk(
+        self, depth: int, pairs: list[tuple[memoryview, ...]], states: Sequence[tuple[memoryview, ...]] = ()
+    ) -> CompiledChunk:
         parent = self._keys[depth - 1] if depth else ""
         meta = ObjectMeta(
             self._keys[depth], self._model.target, self._block, 0, _CHAIN_CODEC, parent=parent,
             rotation=self._rotation or None, salted=self._blocks[depth].salted,
         )  # fmt: skip
         tokens = self._layout.tokens[slice(*self._span(depth))]
-        return CompiledChunk(meta, str(self._model.tokenizer.decode(tokens.tolist())), tokens, pairs)
+        return CompiledChunk(meta, str(self._model.tokenizer.decode(tokens.tolist())), tokens, pairs, states=states)
+
+
+def _state_bytes(state: LinearState) -> tuple[memoryview, ...]:
+    return tuple(to_bytes(part) for part in (state.tail, state.recurrent) if part is not None)
 
 
 class KeptChain(ChainContext):

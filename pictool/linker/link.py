@@ -185,9 +185,11 @@ def prepare(
 
     # Open: what there is to reuse, each object where it is in the prompt.
     reused = context.open(prompt, prompt_parts.parts, policy, selection, opened)
-    # Round up: a hybrid's rows end at cuts.
-    if model.geometry.states is not None:
-        reused, selection = round_to_cuts(reused, selection or policy.select(prompt), policy, store.on_warning)
+    # Round up: a hybrid's rows end at cuts, or where a chain does.
+    if model.geometry.states is not None and not policy.needs.chain_block:
+        columns, selection = model.geometry.states.columns, selection or policy.select(reused.prompt)
+        reused, selection = round_to_cuts(reused, selection, policy, columns, store.on_warning)
+        reused = context.open_maps(reused, opened)
     clock.exclude(reused.compile_s)
     clock.load_s += clock.lap()
     return PreparedLink(store, policy, prompt_parts, prompt, selection, reused, context, clock, prefix, restored)

@@ -53,12 +53,18 @@ def _compute_alone() -> None:
 
 @dataclass(frozen=True)
 class PlacedObject:
-    """An object file that is linked at position `start`: `length` of its tokens from `offset` on, or all (-1)."""
+    """An object file that is linked at position `start`: `length` of its tokens from `offset` on, or all (-1).
+
+    Of a hybrid, `stored` are the runs [a, b) of its tokens that are not computed, of a policy that computes several,
+    and `maps` the objects with their states; without them it has those from its cut on.
+    """
 
     file: ObjectFile
     start: int
     offset: int = 0
     length: int = -1
+    stored: tuple[tuple[int, int], ...] = ()
+    maps: tuple[ObjectFile, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -248,16 +254,25 @@ class Loader:
             self._place_kv(index)
 
     def _place_state(self, layer: int, index: int, part: PlacedObject) -> None:
-        states, shape, stack = self._image.states, part.file.meta.target.geometry.states, self._image.stack
-        cut = part.file.meta.cut
-        assert states is not None and shape is not None and cut is not None
-        read = part.file.states(index)
+        if part.file.meta.parent is not None:
+            if part is self._placed[-1]:  # the state at a chain's end is that of all its blocks
+                self._place_map(layer, index, part.file, 0, part.end)
+            return
+        for file in part.maps or (part.file,):
+            assert file.meta.cut is not None
+            self._place_map(layer, index, file, part.start + file.meta.cut, part.start + file.meta.num_tokens)
+
+    def _place_map(self, layer: int, index: int, file: ObjectFile, first: int, end: int) -> None:
+        """Place what an object has of a linear layer: the map of the tokens [first, end)."""
+        states, stack = self._image.states, self._image.stack
+        assert states is not None
+        read = file.states(index)
         self._read.append(sum(map(len, read.values())))
         tensors = {
-            name: from_bytes(data, stack.dtype if name == "tail" else torch.float32, shape.dims[name]).to(stack.device)
-            for name, data in read.items()
+            name: from_bytes(read[name], stack.dtype if name == "tail" else torch.float32, dims).to(stack.device)
+            for name, dims in file.meta.state_dims.items()
         }
-        states.place(layer, part.start + cut, StateMap(part.end - part.start - cut, **tensors))
+        states.place(layer, first, StateMap(end - first, **tensors))
 
     def _place_kv(self, layer: int) -> None:
         """Copy what the objects have of a layer to its places, and rotate the keys there."""

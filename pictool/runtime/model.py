@@ -159,10 +159,10 @@ class Model:
     def require_policy(self, policy: Any) -> None:
         """Refuse a policy whose rows cannot be computed. Raises InputError: says why."""
         needs = policy.needs
-        if self.geometry.states is not None and (needs.objects or needs.chain_block) and needs.cut is None:
+        if self.geometry.states is not None and needs.objects and needs.cut is None and not needs.tables:
             raise InputError(
-                f"{policy.name}: {self.name} is a hybrid, whose linear layers have states only after the first tokens "
-                "of a chunk; use full, naive or legolink"
+                f"{policy.name}: {self.name} is a hybrid, whose linear layers have states only at cuts that are known "
+                "before a link; use full, naive, legolink, fixup or prefix"
             )
 
     def prefill(

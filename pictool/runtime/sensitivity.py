@@ -29,12 +29,13 @@ from blake3 import blake3
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from pictool.core import FixupTable
+from pictool.core import FixupTable, Layout
 from pictool.reading import read_file
-from pictool.runtime.attention import Pack, Run
+from pictool.runtime.attention import Pack, Rows, Run
 from pictool.runtime.memory.caches import GrowingCache, LayerKV, PrefixedCache
+from pictool.runtime.memory.image import Image
 from pictool.runtime.memory.user_cache import cache_dir, write_cache_file
-from pictool.runtime.prefill import pack_tokens, plan_packs, prefill_batch
+from pictool.runtime.prefill import pack_tokens, plan_packs, prefill_batch, prefill_stateful
 from pictool.runtime.rope import joined_tables, tables_at
 from pictool.runtime.stack import LayerStack
 from pictool.runtime.support import depends_on_length
@@ -95,13 +96,22 @@ def fixup_tables(
 
     A chunk is measured after all probes in one batch, with other chunks. `alone`: no two chunks share one.
     """
+    if model.geometry.states is not None:  # its linear layers run one sequence after the other
+        measured = ((index, _measure_stateful(model.stack, probes, chunk)) for index, chunk in enumerate(chunks))
+        yield from ((index, _table(model, scores)) for index, scores in measured)
+        return
     # What comes before the chunks of a pack is rotated alike for all, which it is not where RoPE depends on the length.
     budget = 1 if alone or depends_on_length(model.config) else max(1, pack_tokens(model) // len(probes.tokens))
     for pack in plan_packs([len(chunk) for chunk in chunks], budget):
         scores = _measure(model.stack, probes, [chunks[index] for index in pack])
         for own, index in zip(scores, pack, strict=True):
-            require_finite(f"{model.name}: a table of fixups", model.dtype, own)
-            yield index, own.clamp_max(torch.finfo(torch.float16).max).numpy().astype("<f2")
+            yield index, _table(model, own)
+
+
+def _table(model: Model, scores: Tensor) -> FixupTable:
+    require_finite(f"{model.name}: a table of fixups", model.dtype, scores)
+    table: FixupTable = scores.clamp_max(torch.finfo(torch.float16).max).numpy().astype("<f2")
+    return table
 
 
 @torch.inference_mode()
@@ -145,6 +155,38 @@ def _improbability(stack: LayerStack, hidden: Tensor, tokens: Tensor) -> Tensor:
     return 1 - torch.exp(-torch.cat(entropies)).view(len(tokens), -1).mean(0)
 
 
+@torch.inference_mode()
+def _measure_stateful(stack: LayerStack, probes: Probes, chunk: Sequence[int]) -> Tensor:
+    """The scores of one chunk of a hybrid, float32 [tokens], on the CPU."""
+    keys, expected = list[list[Tensor]](), list[Tensor]()
+    for probe in probes.tokens.tolist():
+        own, hidden = _run_over(stack, [*probe, *chunk])
+        keys.append([key[:, -len(chunk) :] for key in own])
+        rows = zip(torch.split(hidden[-len(chunk) - 1 : -1], _LOGIT_ROWS), _split(chunk, _LOGIT_ROWS), strict=True)
+        shares = [stack.logits(part).softmax(-1)[range(len(targets)), targets] for part, targets in rows]
+        expected.append(torch.cat(shares))
+    dependence = torch.zeros(len(chunk), device=stack.device)
+    for of_probes, spread in zip(zip(*keys, strict=True), probes.spread, strict=True):
+        share = torch.stack(of_probes).float().var(0, correction=0).sum(-1) / spread[:, None]  # [kv_heads, tokens]
+        dependence = torch.maximum(dependence, share.amax(0))
+    return (dependence * (1 - torch.stack(expected).mean(0)).clamp_min(EXPECTED)).cpu()
+
+
+def _split(tokens: Sequence[int], size: int) -> list[list[int]]:
+    return [list(tokens[at : at + size]) for at in range(0, len(tokens), size)]
+
+
+def _run_over(stack: LayerStack, tokens: Sequence[int]) -> tuple[list[Tensor], Tensor]:
+    """Run a hybrid over tokens: un-rotated keys [kv_heads, n, head_dim] of its layers with attention; hidden states."""
+    image, rows = Image(stack, Layout.of((), [tokens], ())), Rows.of(torch.arange(len(tokens))).to(stack.device)
+    image.keep_keys()
+    hidden = stack.embed(torch.tensor([list(tokens)], device=stack.device))
+    for layer in range(stack.num_layers):
+        hidden = image.compute(layer, hidden, rows)
+    assert image.fresh_keys is not None
+    return [key[0] for key in image.fresh_keys], hidden[0]
+
+
 def make_probes(model: Model, count: int, length: int) -> Probes:
     """Let the model write `count` texts, sampled with a seed that is its fingerprint, and cut them where lines end."""
     seed = int.from_bytes(hashlib.sha256(f"probes {model.fingerprint}".encode()).digest()[:8], "little", signed=True)
@@ -156,13 +198,19 @@ def make_probes(model: Model, count: int, length: int) -> Probes:
 def probes_from(model: Model, tokens: Tensor) -> Probes:
     """Probes of given prefixes, int64 [probes, length]."""
     tokens = tokens.to(model.stack.device)
-    return Probes(tokens, prefill_batch(model.stack, tokens))
+    if model.geometry.states is None:
+        return Probes(tokens, prefill_batch(model.stack, tokens))
+    alone = [prefill_stateful(model.stack, probe, len(probe))[0] for probe in tokens.tolist()]
+    layers = [tuple(map(torch.stack, zip(*of_probes, strict=True))) for of_probes in zip(*alone, strict=True)]
+    return Probes(tokens, [(key, value) for key, value in layers])
 
 
 @torch.inference_mode()
 def write_texts(model: Model, count: int, length: int, generator: torch.Generator) -> Tensor:
     """Texts of the model itself, int64 [count, length]: sampled at temperature 1 from its first token on."""
     stack, first = model.stack, _first_token(model)
+    if model.geometry.states is not None:
+        return torch.tensor([_write_stateful(model, length, generator) for _ in range(count)])
     tokens, cache = torch.full((count, 1), first), GrowingCache(stack)
     for position in range(length - 1):
         at = torch.tensor([position], device=stack.device)
@@ -173,6 +221,17 @@ def write_texts(model: Model, count: int, length: int, generator: torch.Generato
         require_finite(model.name, model.dtype, logits)
         logits[:, sorted({first, *model.eos_ids})] = float("-inf")
         tokens = torch.cat([tokens, torch.multinomial(logits.softmax(-1), 1, generator=generator)], 1)
+    return tokens
+
+
+def _write_stateful(model: Model, length: int, generator: torch.Generator) -> list[int]:
+    """One text of a hybrid, as of `write_texts`."""
+    image, tokens = Image(model.stack, Layout.of((), (), ())), [_first_token(model)]
+    while len(tokens) < length:
+        logits = image.append(tokens[-1]).cpu()
+        require_finite(model.name, model.dtype, logits)
+        logits[sorted({tokens[0], *model.eos_ids})] = float("-inf")
+        tokens.append(int(torch.multinomial(logits.softmax(-1), 1, generator=generator)))
     return tokens
 
 

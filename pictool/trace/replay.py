@@ -107,6 +107,7 @@ def replay_in_full(model: Model, store: Store, trace: Trace, name: str) -> Linke
 def _link(
     model: Model, store: Store, trace: Trace, name: str, policy: Replay, on_compile: Callable[[Compiled], None] | None
 ) -> Linked:
+    model.require_no_states("replays of traces")
     objects = _objects(model, store, trace, name, on_compile)
     linked = link(model, store, Spec.raw(objects, trace.texts[-1], policy, trace.texts[0]))
     if not np.array_equal(linked.image.layout.tokens, trace.layout.tokens):

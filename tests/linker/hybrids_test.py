@@ -9,10 +9,12 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import reference
 import tiny
@@ -27,8 +29,11 @@ from pictool.compiler.compile import compile_chunks
 from pictool.core import CompileOptions, Layout
 from pictool.doctor.reference import forward_over, naive_cache
 from pictool.errors import InputError, ModelError, ObjectError
+from pictool.linker.cuts import RUNS, best_runs
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
+from pictool.linker.policies.base import Prompt, Selection
+from pictool.linker.policies.fixup import Fixup
 from pictool.linker.residency import ResidentObjects
 from pictool.runtime.architectures import decoder_of, geometry_of, mixer_of
 from pictool.runtime.decode import generate
@@ -36,6 +41,7 @@ from pictool.runtime.memory import image as image_module
 from pictool.runtime.memory.states import ImageStates, LinearState, StateMap
 from pictool.runtime.model import Model, wrap_model
 from pictool.runtime.prefill import prefill_stateful
+from pictool.runtime.sensitivity import probes_of
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 
@@ -444,12 +450,194 @@ def _named(policy: str) -> tuple[str, dict[str, Any]]:
     return name, {"k": int(number)} if number else {}
 
 
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_chunk_that_is_computed_in_several_parts_is_compiled_as_in_one(
+    name: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU one of more than 512 tokens is."""
+    stack, (chunk,) = subject(name).model.stack, make_chunks((29,))
+    whole, maps = prefill_stateful(stack, chunk.tokens, 16)
+    monkeypatch.setattr(image_module, "_AT_ONCE", 5)
+    parts, other = prefill_stateful(stack, chunk.tokens, 16)
+    assert len(parts) == len(whole) and len(maps) == len(other)
+    torch.testing.assert_close(parts, whole, atol=EXACT, rtol=0)
+    for mine, theirs in zip(other, maps, strict=True):
+        assert torch.allclose(mine.tail, theirs.tail, atol=EXACT)
+        assert mine.state is None or torch.allclose(mine.state, theirs.state, atol=EXACT)  # type: ignore[arg-type]
+
+
+# Prefix chains
+
+
+@pytest.mark.parametrize("block", [1, 4, 16])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_stored_beginning_and_its_states_give_what_the_model_gives(
+    name: str, block: int, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it ends within a chunk, and all that is generated after it."""
+    one, policy, chunks = subject(name), make_policy("prefix", {"block": block}), make_chunks(LENGTHS)
+    first, again = (run(one, store, policy, chunks) for _ in range(2))
+    ids = sum(parts_of(again), [])
+    context, dense = again.image.layout.num_context, reference.full(one.reference, ids)
+    assert (first.recomputed, again.recomputed) == (context, context % block)
+    assert max(max_difference(first, dense), max_difference(again, dense)) <= EXACT
+    wanted = one.reference.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, len(ids) :]
+    assert list(generate(one.model, again.image, 8).tokens) == wanted.tolist()
+    monkeypatch.setattr(image_module, "_AT_ONCE", 5)
+    fork = run(one, store, policy, make_chunks((1, 3, 29, 7)))
+    assert 0 < fork.recomputed < 7 + block
+    assert max_difference(fork, reference.full(one.reference, sum(parts_of(fork), []))) <= EXACT
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_every_state_of_a_stored_beginning_matters(name: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, policy, chunks = subject(name), make_policy("prefix", {"block": 8}), make_chunks((29, 17))
+    right = [run(one, store, policy, chunks) for _ in range(2)][1].image.logits
+    assert right is not None
+    place, kept = ImageStates.place, range(one.model.stack.num_layers)
+    for layer in [layer for layer in kept if one.model.stack.state_index[layer] is not None]:
+        for part in ["tail"] + (["state"] if name in RECURRENT else []):
+
+            def spoilt(states: ImageStates, at: int, start: int, stored: StateMap) -> None:
+                zero: Any = {part: torch.zeros_like(getattr(stored, part))} if at == layer else {}  # noqa: B023
+                place(states, at, start, replace(stored, **zero))
+
+            monkeypatch.setattr(ImageStates, "place", spoilt)
+            wrong = run(one, store, policy, chunks)
+            assert wrong.image.logits is not None and wrong.recomputed < 8
+            assert float((wrong.image.logits - right).abs().max()) > 10 * EXACT, f"layer {layer}: a zero {part}"
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "bamba", "falcon_h1", "lfm2"])
+def test_a_block_holds_the_state_at_its_end_and_a_damaged_or_foreign_one_is_computed_again(
+    name: str, store: Store
+) -> None:
+    one, policy, chunks = subject(name), make_policy("prefix", {"block": 8}), make_chunks((29,))
+    right, said = run(one, store, policy, chunks).image.logits, list[str]()
+    store.on_warning = said.append
+    last = run(one, store, policy, chunks).image.layout.num_context // 8 - 1
+    identities = one.model.target.identify_blocks(run(one, store, policy, chunks).image.layout.tokens, 8)
+    path, other = (store.path(identities[depth].key) for depth in (last, last - 1))
+    shape, whole = one.model.geometry.states, path.read_bytes()
+    assert shape is not None
+    with ObjectFile(path) as file:
+        file.verify()
+        names, data = list(file.states(0)), bytes(file.states(shape.layers - 1)["tail"])
+        assert names == [part for part in shape.dims if part != "operator"] and file.meta.cut is None
+        assert file.state_bytes == sum(len(part) for part in file.states(0).values()) * shape.layers
+    damaged = bytearray(whole)
+    damaged[whole.find(data) + 3] ^= 64
+    for wrong in (bytes(damaged), other.read_bytes()):
+        path.write_bytes(wrong)
+        linked = run(one, store, policy, chunks)
+        assert linked.image.logits is not None and right is not None
+        torch.testing.assert_close(linked.image.logits, right, atol=EXACT, rtol=0)
+        assert linked.recomputed >= linked.image.layout.num_context - last * 8
+        with ObjectFile(path) as file:
+            file.verify()
+            file.require_key(identities[last].key)
+    assert "does not match its checksum" in said[0]
+
+
+# Tables of fixups
+
+
+@dataclass(frozen=True)
+class Drawn(Fixup):
+    """As fixup, of random scores: the tables of random models have their highest at the first tokens."""
+
+    name: ClassVar[str] = "drawn"
+
+    def select(self, prompt: Prompt) -> Selection:
+        tables = [np.random.default_rng(at).random(end - at) for at, end in prompt.layout.chunks]
+        return super().select(replace(prompt, tables=tuple(table.astype("<f2") for table in tables)))
+
+
+@pytest.mark.parametrize("policy", [Drawn(0.3), Drawn(0.2, "chunk"), Fixup(0.1, first=2)], ids=["all", "each", "first"])
+@pytest.mark.parametrize("head", ["", HEAD], ids=["no-head", "head"])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_rows_of_tables_equal_the_rule_run_over_the_inputs_as_linked(
+    name: str, head: str, policy: Fixup, store: Store
+) -> None:
+    """In at most two runs of each chunk, chunks that are shorter than the convolution reads back among them."""
+    one, chunks = subject(name), make_chunks((2, 1, 29, 41, 29))
+    linked = run(one, store, policy, chunks, head=head)
+    assert max_difference(linked, linked_reference(one, linked)) <= EXACT
+    own = [linked.rows[0][start:end] for start, end in linked.image.layout.chunks]
+    assert max(map(num_runs, own)) <= RUNS
+    assert any(num_runs(rows) and (policy.first or not rows[0]) and not rows.all() for rows in own)
+
+
+def num_runs(rows: Any) -> int:
+    return int((np.diff(rows, prepend=False) & rows).sum())
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "bamba", "kimi_linear", "lfm2"])
+def test_tables_of_all_rows_are_full(name: str, store: Store) -> None:
+    one, chunks = subject(name), make_chunks(LENGTHS)
+    linked = run(one, store, make_policy("fixup", {"ratio": 1}), chunks)
+    assert max_difference(linked, reference.full(one.reference, sum(parts_of(linked), []))) <= EXACT
+
+
+def test_a_damaged_map_is_compiled_again(store: Store) -> None:
+    one, policy, (chunk,) = subject("bamba"), make_policy("fixup", {"ratio": 0.2}), make_chunks((41,))
+    right, said = run(one, store, policy, [chunk]).image.logits, list[str]()
+    store.on_warning = said.append
+    lengths = {key: store.peek(key).meta.num_tokens for key in store.keys()}
+    path = store.path(next(key for key, length in lengths.items() if 8 < length < 41))
+    with ObjectFile(path) as file:
+        assert file.tokens().tolist() == list(chunk.tokens[: file.meta.num_tokens])
+        data = bytes(file.states(0)["state"])
+    damaged = bytearray(path.read_bytes())
+    damaged[damaged.find(data) + 1] ^= 32
+    path.write_bytes(damaged)
+    again = run(one, store, policy, [chunk]).image.logits
+    assert right is not None and again is not None
+    torch.testing.assert_close(again, right, atol=EXACT, rtol=0)
+    assert "does not match its checksum" in said[0]
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_table_is_the_variance_of_keys_over_the_probes(name: str, store: Store) -> None:
+    """By transformers' own forward over each probe and the chunk, whose keys are rotated alike after all of them."""
+    one, (chunk,) = subject(name), make_chunks((41,))
+    (compiled,) = compile_chunks(one.model, store, [chunk], CompileOptions(probes=2))
+    with ObjectFile(compiled.path) as file:
+        table = file.fixups()
+    probes, share = probes_of(one.model, 2, 60), torch.zeros(41)
+    ids = [[*probe, *chunk.tokens] for probe in probes.tokens.tolist()]
+    outs = [reference.full(one.reference, tokens) for tokens in ids]
+    with torch.no_grad():
+        logits = torch.stack([one.reference(torch.tensor([tokens])).logits[0, -42:-1] for tokens in ids])
+    expected = logits.softmax(-1)[:, range(41), list(chunk.tokens)].mean(0)
+    rotated = [part.rotated for part in one.model.geometry.parts].index(True)
+    for layer, spread in enumerate(probes.spread):
+        of_probes = torch.stack([dense.kv[layer][rotated][0, :, -41:] for dense in outs])
+        share = torch.maximum(share, (of_probes.var(0, correction=0).sum(-1) / spread[:, None]).amax(0))
+    wanted = share * (1 - expected).clamp_min(0.1)
+    assert table is not None and float(wanted.max()) > 0
+    torch.testing.assert_close(torch.from_numpy(table).float(), wanted, rtol=5e-3, atol=1e-4 * float(wanted.max()))
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3])
+def test_the_best_runs_are_those_of_all_choices(runs: int) -> None:
+    draw = np.random.default_rng(runs)
+    for _ in range(20):
+        scores = draw.random(9).astype("<f4")
+        for rows in (1, 3, 5, 9):
+            chosen = best_runs(scores.tobytes(), rows, runs)
+            assert chosen.sum() == rows and num_runs(chosen) <= runs
+            masks = (np.isin(np.arange(9), some) for some in combinations(range(9), rows))
+            most = max(scores[mask].sum() for mask in masks if num_runs(mask) <= runs)
+            assert abs(scores[chosen].sum() - most) <= 1e-5
+
+
 # Refusals
 
 
-@pytest.mark.parametrize("policy", ["cacheblend", "fixup", "legolink-0", "prefix", "speccache"])
+@pytest.mark.parametrize("policy", ["cacheblend", "legolink-0", "speccache"])
 def test_policies_that_need_more_than_a_cut_are_refused_by_name(policy: str, store: Store) -> None:
-    with pytest.raises(InputError, match=f"^{policy}: bamba is a hybrid.*use full, naive or legolink"):
+    with pytest.raises(InputError, match=f"^{policy}: bamba is a hybrid.*use full, naive, legolink, fixup or prefix"):
         run(subject("bamba"), store, make_policy(policy, {}), make_chunks((17,)))
 
 
@@ -457,9 +645,8 @@ def test_what_reads_attention_of_every_layer_is_refused_and_nothing_is_in_a_pool
     from pictool.runtime.activations import hidden_norms, image_of_tokens
 
     model = subject("falcon_h1").model
-    for options in (CompileOptions(sinks=2), CompileOptions(probes=2)):
-        with pytest.raises(InputError, match="a hybrid's chunks are compiled without sinks and without probes"):
-            compile_chunks(model, store, make_chunks((17,)), options)
+    with pytest.raises(InputError, match="a hybrid's chunks are compiled without sinks"):
+        compile_chunks(model, store, make_chunks((17,)), CompileOptions(sinks=2))
     tokens = torch.arange(3, 9).numpy()
     with pytest.raises(ModelError, match=r"falcon_h1 is a hybrid"):
         hidden_norms(model, tokens)

@@ -21,6 +21,7 @@ from pictool.store.objects.format import CompiledChunk, ObjectFile, ObjectMeta, 
 SHAPE = StateShape(layers=2, channels=3, columns=2, heads=2, rows=2, width=3, operator=2)
 TARGET = Target("qwen3_next", "a" * 64, "b" * 64, "float16", Geometry(1, 1, 2, states=SHAPE))
 TOKENS, CUT = (5, 3, 260, 7), 3
+GOLDEN_BLOCK = "935b8579414db310a2f7761840374c9997cd486a08ec6abb213c21249efd9962"
 GOLDEN = "3d310a2e371b0de3e0ef4d0d91011b0ea87c6431f06cd4b10d07918e00d6b3b9"
 
 
@@ -90,6 +91,27 @@ def test_a_convolution_alone_has_only_tails(tmp_path: Path) -> None:
     with ObjectFile(write(tmp_path / "tails.kvo", make_chunk(target=target))) as file:
         file.verify()
         assert list(file.states(2)) == ["tail"]
+
+
+def make_block() -> CompiledChunk:
+    """The same, as the first block of a chain: it has no cut and no operators."""
+    chunk = make_chunk()
+    key = TARGET.identify_block(chunk.tokens, "").key
+    states = [(tail, state) for tail, _, state in chunk.states]
+    return replace(chunk, meta=replace(chunk.meta, key=key, cut=None, parent=""), states=states)
+
+
+def test_a_block_of_a_chain_has_the_state_at_its_end_alone(tmp_path: Path) -> None:
+    path = write(tmp_path / "block.kvo", make_block())
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == GOLDEN_BLOCK
+    with ObjectFile(path) as file:
+        file.verify()
+        assert list(file.states(1)) == ["tail", "state"] and file.meta.cut is None and file.meta.has_states
+        assert file.state_bytes == 2 * (3 * 2 * 2 + 4 * 2 * 2 * 3)
+    for change in (lambda fields: fields.update(cut="3"), lambda fields: fields.pop("parent")):
+        forged(write(path, make_block()), lambda header, change=change: change(header["__metadata__"]))  # type: ignore[misc]
+        with pytest.raises(ObjectError), ObjectFile(path) as file:
+            file.verify()
 
 
 @pytest.mark.parametrize("bits", [1, 128])

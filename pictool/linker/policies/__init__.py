@@ -58,6 +58,7 @@ def object_kinds(policies: Iterable[Policy], codec: str, probes: int, is_hybrid:
     """
     needs = [policy.needs for policy in policies]
     if is_hybrid:
-        return sorted({CompileOptions(codec=codec, cut=need.cut) for need in needs if need.cut is not None})
+        cuts = sorted({CompileOptions(codec=codec, cut=need.cut) for need in needs if need.cut is not None})
+        return [CompileOptions(codec=codec, probes=probes)] * any(need.tables for need in needs) + cuts
     kinds = {CompileOptions(need.sinks, codec, probes if need.tables else 0) for need in needs if need.objects}
     return sorted(kinds, reverse=True)

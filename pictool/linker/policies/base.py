@@ -80,7 +80,7 @@ class Needs:
         is_local: whether a row is computed depends on nothing after it, so that an answer's KV is that of the next
             prompt which begins with both (docs/design.md §2, rule 12).
         cut: it computes so many first tokens of a chunk, and no others: states of linear layers are reused from there
-            on; None: it computes rows anywhere.
+            on; None: it computes rows anywhere. Of a hybrid, only a policy that reads tables may (`linker/cuts.py`).
     """
 
     objects: bool = True

@@ -102,20 +102,31 @@ class Image:
         Args:
             on_scores: called with the rows' attention scores, float32 [1, heads, rows, n].
         """
+        if self.fresh_keys is None:
+            return self._compute_parts(layer, hidden, rows, on_scores)
+        earlier, self.fresh_keys = self.fresh_keys, []
+        out = self._compute_parts(layer, hidden, rows, on_scores)
+        # One of each layer that has keys, in however many parts it was computed.
+        own = self.fresh_keys if len(self.fresh_keys) < 2 else [torch.cat(self.fresh_keys, 2)]
+        self.fresh_keys = [*earlier, *own]
+        return out
+
+    def _compute_parts(
+        self, layer: int, hidden: Tensor, rows: Rows, on_scores: Callable[[Tensor], None] | None
+    ) -> Tensor:
         if len(rows.positions) <= _AT_ONCE or on_scores is not None or is_accelerator(self.stack.device):
             return self._compute(layer, hidden, rows, on_scores)
         # In ascending order: the K and V that a row attends to are those of its own part and of the ones before.
         apart = zip(torch.split(hidden, _AT_ONCE, 1), rows.split(_AT_ONCE), strict=True)
-        parts = [self._compute(layer, *part) for part in apart]
-        if self.fresh_keys is not None:
-            self.fresh_keys[-len(parts) :] = [torch.cat(self.fresh_keys[-len(parts) :], 2)]
-        return torch.cat(parts, 1)
+        return torch.cat([self._compute(layer, *part) for part in apart], 1)
 
     def _compute(
         self, layer: int, hidden: Tensor, rows: Rows, on_scores: Callable[[Tensor], None] | None = None
     ) -> Tensor:
         if self.states is not None and self.stack.state_index[layer] is not None:
-            runs = [Rows.one(rows.positions[run.row :][: run.end - run.start], run.start, run.end) for run in rows.runs]
+            spans = [span for run in rows.runs for span in self.states.stretches(run.start, run.end)]
+            at = torch.split(rows.positions, [end - start for start, end in spans])
+            runs = [Rows.one(positions, *span) for positions, span in zip(at, spans, strict=True)]
             apart = zip(torch.split(hidden, [len(run.positions) for run in runs], 1), runs, strict=True)
             return torch.cat(
                 [self._advance(layer, *part, tables_at(self._tables, part[1].positions)) for part in apart], 1

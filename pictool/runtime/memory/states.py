@@ -8,6 +8,7 @@ stored of a chunk's tokens from its cut on is A and B, and the last inputs of it
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,7 +44,8 @@ class StateMap:
     """What `length` stored tokens make of the state before them.
 
     `tail` [channels, columns] are the last inputs of the chunk they are in, zero before its first token; `operator`
-    float32 [heads, rows, rows] or [heads, 1, 1], and `state` float32 [heads, rows, width].
+    float32 [heads, rows, rows] or [heads, 1, 1], and `state` float32 [heads, rows, width]. Without an operator `state`
+    is the one after the tokens, whatever precedes them.
     """
 
     length: int
@@ -55,8 +57,10 @@ class StateMap:
         """The state after the tokens: S_out = A · S_in + B. Of few tokens the tail has inputs from before them, too."""
         columns = self.tail.shape[1]
         tail = torch.cat([before.tail[0], self.tail[:, max(0, columns - self.length) :]], 1)[None, :, -columns:]
-        if self.operator is None or self.state is None or before.recurrent is None:
+        if self.state is None or before.recurrent is None:
             return LinearState(tail)
+        if self.operator is None:
+            return LinearState(tail, self.state[None])
         is_number, old = self.operator.shape[-1] == 1, before.recurrent
         return LinearState(tail, (self.operator * old if is_number else self.operator @ old) + self.state)
 
@@ -71,6 +75,7 @@ class ImageStates:
         self._now = dict.fromkeys(layers, (0, zero))  # position, and the state before it
         self._maps: dict[int, list[tuple[int, StateMap]]] = {layer: [] for layer in layers}
         self._prompt: dict[int, tuple[int, LinearState]] | None = None
+        self._block, self._borders = 0, dict[int, list[LinearState]]()
 
     def place(self, layer: int, start: int, stored: StateMap) -> None:
         """Take the map of stored tokens from `start` on; in ascending order."""
@@ -90,6 +95,22 @@ class ImageStates:
     def move(self, layer: int, position: int, state: LinearState) -> None:
         """Set the state of a layer before a position, once all before it was computed."""
         self._now[layer] = position, state
+        if self._block and not position % self._block:
+            self._borders.setdefault(position, []).append(state)
+
+    def keep_borders(self, block: int) -> None:
+        """Keep the states at multiples of `block` tokens from now on, so that they can be stored."""
+        self._block = block
+
+    def stretches(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The parts of [start, end) after each of which a layer's state is needed."""
+        step = self._block or end
+        return list(pairwise([start, *range(start - start % step + step, end, step), end]))
+
+    def take_borders(self) -> dict[int, list[LinearState]]:
+        """The states of all layers that were kept, by position; no more are kept then."""
+        borders, self._borders, self._block = self._borders, {}, 0
+        return borders
 
     def keep(self) -> None:
         """Keep the states as they are, for `rewind`."""

@@ -12,7 +12,8 @@
     layers.LLL.kv    U8         [bytes]                     instead of the two, if the codec is not "none" (codecs/)
     states.LLL.tail  F32|BF16|F16 [channels, columns]       only of a hybrid whose chunk is longer than `cut`, of each
     states.LLL.operator  F32     [heads, …, …]              linear layer (`StateShape`); the last two only if it has a
-    states.LLL.state F32         [heads, rows, width]       recurrent state. Never coded
+    states.LLL.state F32         [heads, rows, width]       recurrent state. Never coded. A block of a chain has them at
+                                                            its end, and no operator
     fixups           F16         [n]                        optional: how much a token's KV depends on what precedes it
     text             U8          [bytes]                    the source text, UTF-8
 
@@ -25,7 +26,7 @@
                 head_dim: spaced JSON [{"heads", "name", "rotated", "unit": "token", "width"}, …]. The rotated one is
                 kept before rotation
     states      only of a hybrid: what its linear layers keep, spaced JSON of `StateShape`; `layers` has attention
-    cut         only of a hybrid: after how many tokens its states can be linked
+    cut         only of a hybrid's chunk: after how many tokens its states can be linked
     tokens      the number of tokens
     sinks       the number of dummy tokens before the chunk when it was compiled
     dummy       the id of the token that was repeated so often; only with sinks (not in objects of version 0.1.0)
@@ -314,7 +315,7 @@ class ObjectFile:
         return data
 
     def states(self, index: int) -> dict[str, memoryview]:
-        """The bytes of one linear layer's tensors, by name (`StateShape.dims`). Only if `meta.has_states`."""
+        """The bytes of one linear layer's tensors, by name (`ObjectMeta.state_dims`). Only if `meta.has_states`."""
         names = state_names(index, self.meta)
         start, end = self._header.span(*names)
         data = self._read(self._data_start + start, end - start)
@@ -326,7 +327,11 @@ class ObjectFile:
     def state_bytes(self) -> int:
         """Bytes of all linear layers' states; 0 if there are none."""
         shape = self.meta.target.geometry.states
-        return shape.num_bytes(DTYPES[self.meta.target.dtype][1]) if shape is not None and self.meta.has_states else 0
+        if shape is None or not self.meta.has_states:
+            return 0
+        first, last = state_names(0, self.meta)[0], state_names(shape.layers - 1, self.meta)[-1]
+        start, end = self._header.span(first, last)
+        return end - start
 
     @property
     def layer_bytes(self) -> int:

@@ -77,8 +77,19 @@ class ObjectMeta:
 
     @property
     def has_states(self) -> bool:
-        """Whether its linear layers' states can be linked: the chunk goes on after the cut."""
-        return self.cut is not None and self.cut < self.num_tokens
+        """Whether its linear layers' states can be linked: the chunk goes on after the cut, or is a chain's block."""
+        return bool(self.state_dims)
+
+    @property
+    def state_dims(self) -> dict[str, tuple[int, ...]]:
+        """The dimensions of each tensor that it has of a linear layer, by name; none if it has no states.
+
+        A block of a chain has the state at its end, and no operator.
+        """
+        states, is_block = self.target.geometry.states, self.parent is not None
+        if states is None or not (is_block or (self.cut is not None and self.cut < self.num_tokens)):
+            return {}
+        return {name: dims for name, dims in states.dims.items() if not (is_block and name == "operator")}
 
     @property
     def shape(self) -> LayerShape:
@@ -248,7 +259,8 @@ def meta_of(fields: Mapping[str, Any]) -> ObjectMeta:
     dummy = _count(fields, "dummy", 1 << 31, 0) if "dummy" in fields else None
     rotation, salted = (_key_in(fields, name) if name in fields else None for name in ("rotation", "salted"))
     cut, target = _count(fields, "cut", MAX_TOKENS, 0) if "cut" in fields else None, _target_of(fields)
-    if (dummy is not None and not sinks) or (cut is not None) != (target.geometry.states is not None):
+    has_cut = target.geometry.states is not None and parent is None
+    if (dummy is not None and not sinks) or (cut is not None) != has_cut:
         raise HeaderError(_NOT_OURS)
     return ObjectMeta(
         key, target, num_tokens, sinks, _one_of(fields, "codec", codecs()), fixups, parent, dummy, rotation, salted, cut
@@ -316,7 +328,7 @@ def tensor_entries(meta: ObjectMeta, text_bytes: int, coded_bytes: Sequence[int]
         entries = [(*dtype, [*dims]) for dims in parts] if meta.codec == "none" else [("U8", 1, [coded_bytes[layer]])]
         shapes |= zip(layer_names(layer, meta), entries, strict=True)
     if meta.has_states and (states := meta.target.geometry.states) is not None:
-        kinds = [(*(dtype if name == "tail" else ("F32", 4)), [*dims]) for name, dims in states.dims.items()]
+        kinds = [(*(dtype if name == "tail" else ("F32", 4)), [*dims]) for name, dims in meta.state_dims.items()]
         for layer in range(states.layers):
             shapes |= zip(state_names(layer, meta), kinds, strict=True)
     if meta.fixups is not None:
@@ -336,8 +348,7 @@ def layer_names(layer: int, meta: ObjectMeta) -> tuple[str, ...]:
 
 def state_names(layer: int, meta: ObjectMeta) -> tuple[str, ...]:
     """The tensors of a linear layer, counted among the linear ones."""
-    assert meta.target.geometry.states is not None
-    return tuple(f"states.{layer:03d}.{name}" for name in meta.target.geometry.states.dims)
+    return tuple(f"states.{layer:03d}.{name}" for name in meta.state_dims)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -435,7 +446,7 @@ def _require_parts(meta: ObjectMeta, checksums: Mapping[str, Any], num_tensors: 
     counts, parts = {"layers": geometry.layers}, {"layers", "text", "tokens"} | optional
     if meta.has_states and geometry.states is not None:
         counts["states"] = geometry.states.layers
-        expected += geometry.states.layers * len(geometry.states.dims)
+        expected += geometry.states.layers * len(meta.state_dims)
     if (set(checksums), num_tensors) != (parts | counts.keys(), expected) or any(
         len(checksums[name]) != count for name, count in counts.items()
     ):
