@@ -127,6 +127,11 @@ class ObjectContext:
         self._texts = lambda: texts() | {own.key(model) for own in missing}
         files, compile_s = open_objects(model, self._store, missing, opened, None, self._stuck)
         of_part = dict(zip(missing, files, strict=True))
+        for own, file in of_part.items():
+            if file.meta.cut != own.options.cut:
+                raise ObjectError(
+                    f"{file.name}: has states after {file.meta.cut} tokens, not {own.options.cut}; delete it"
+                )
         for part, parts in wanted.items():
             placed.append(replace(part, maps=tuple(own.file or of_part[own] for own in parts)))
         return replace(reused, placed=placed, compile_s=reused.compile_s + compile_s)
