@@ -2,6 +2,9 @@
 
     python -m benchmarks.fixup_zoo measure            # every model of the zoo that is trained → fixup_zoo.json
     python -m benchmarks.fixup_zoo table              # the tables of the study, from both results
+    python -m benchmarks.fixup_zoo recipes            # recipes of stored signals → fixup_recipes.json
+    python -m benchmarks.fixup_zoo recipes --hold-outs     # the chosen ones on the hold-outs → fixup_hold_outs.json
+    python -m benchmarks.fixup_zoo recipes-table      # what both say
     python -m benchmarks.fixup_zoo compose            # rows of two policies → fixup_zoo_compose.json
     python -m benchmarks.fixup_zoo plot               # its picture → docs/images/fixup_zoo.svg
 
@@ -14,6 +17,8 @@ case on the others.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import itertools
 import json
 import random
 import sys
@@ -30,7 +35,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.fixups import Answers, Numbers, Record, answer, count_questions, questions_of, records_of, summarise_all
+from benchmarks.fixups import (
+    Answers,
+    Numbers,
+    Record,
+    answer,
+    count_questions,
+    interval,
+    questions_of,
+    records_of,
+    summarise_all,
+)
 from benchmarks.output import write_results
 from pictool import Chunk, Model, Store, compile, link, load_model
 from pictool.core import Layout
@@ -43,6 +58,7 @@ from pictool.linker.policies.base import (
     Needs,
     Policy,
     Prompt,
+    Scores,
     Selection,
     count_of,
     first_rows,
@@ -56,7 +72,7 @@ from pictool.runtime.rope import tables_at
 from pictool.runtime.sensitivity import Probes, probes_from, probes_of
 from pictool.world.generate import BOOKS, PageShape, Question, World, WorldPrompt, write_prompt
 from training.score import HELD_OUT
-from training.zoo import MODELS, ZOO
+from training.zoo import HOLD_OUTS, MODELS, ZOO
 
 RATIOS = (0.02, 0.05, 0.10, 0.20)
 SIZES = {20: 0, 60: 6}  # tokens of a chunk, about → sentences of filler per page, at most
@@ -98,6 +114,11 @@ def subjects() -> list[Subject]:
         others = [other for other in trained if other != name and ZOO[other].world is ZOO[name].world]
         found.append(Subject(name, ZOO[name].world, str(MODELS / (others or [name])[0])))
     return found
+
+
+def hold_outs() -> list[Subject]:
+    """Models that no recipe is chosen on."""
+    return [Subject(name, HOLD_OUTS[name].world, "") for name in HOLD_OUTS if (MODELS / name / "scores.json").exists()]
 
 
 # Signals of a chunk: how much its keys vary after probes of three kinds, and how well it is expected
@@ -153,11 +174,10 @@ def first_token(model: Model) -> int:
 Signals = Mapping[str, Signal]  # of all chunks, one after the other
 
 
-def places(scores: Numbers) -> Numbers:
-    """The place of every score, 0 for the highest."""
-    order = np.argsort(-scores, kind="stable")
+def places(scores: NDArray[np.floating[Any]]) -> Numbers:
+    """The place of every score, from 0 for the lowest; of equal ones the first has the highest."""
     place = np.empty(len(scores))
-    place[order] = np.arange(len(scores))
+    place[np.argsort(-scores, kind="stable")] = np.arange(len(scores))[::-1]
     return place
 
 
@@ -171,13 +191,13 @@ RECIPES: dict[str, Callable[[Signals], Numbers]] = {
     "neighbours · (1 - p)": lambda s: s["near"].highest * s["near"].new,
     "own + random": lambda s: s["own"].highest + s["random"].highest,
     "max(own, random)": lambda s: np.maximum(s["own"].highest, s["random"].highest),
-    "places of own and random": lambda s: -(places(s["own"].highest) + places(s["random"].highest)),
-    "own and random in turn": lambda s: -np.minimum(places(s["own"].highest), places(s["random"].highest)),
-    "own · (1 - p) and random in turn": lambda s: (
-        -np.minimum(places(s["own"].highest * s["own"].new), places(s["random"].highest))
+    "places of own and random": lambda s: places(s["own"].highest) + places(s["random"].highest),
+    "own and random in turn": lambda s: np.maximum(places(s["own"].highest), places(s["random"].highest)),
+    "own · (1 - p) and random in turn": lambda s: np.maximum(
+        places(s["own"].highest * s["own"].new), places(s["random"].highest)
     ),
-    "own · (1 - p) and neighbours in turn": lambda s: (
-        -np.minimum(places(s["own"].highest * s["own"].new), places(s["near"].highest))
+    "own · (1 - p) and neighbours in turn": lambda s: np.maximum(
+        places(s["own"].highest * s["own"].new), places(s["near"].highest)
     ),
     DEFAULT: lambda s: s["own"].highest * np.maximum(s["own"].new, 0.1),
     "own · max(1 - p, 0.3)": lambda s: s["own"].highest * np.maximum(s["own"].new, 0.3),
@@ -402,6 +422,167 @@ def plot(_: argparse.Namespace) -> None:
         figure.savefig(PICTURE.with_suffix(".png"), dpi=150, metadata={"Software": None})
 
 
+# recipes: combinations of three signals of a token, float32 [3, n], at few rows: the variance after the model's own
+# texts and after random tokens, and 1 - p
+
+COMPARED = (0.02, 0.10)
+SEEDS, FRESH = 2, 100_000  # draws of prompts and, of each, the number of its first; `measure` drew from 0 on
+BY_RECIPE, HELD = Path("benchmarks/results/fixup_recipes.json"), Path("benchmarks/results/fixup_hold_outs.json")
+
+
+def new(signals: Scores, least: float) -> Scores:
+    least_new: Scores = np.maximum(signals[2], np.float32(least))
+    return least_new
+
+
+def in_turn(first: NDArray[np.floating[Any]], second: NDArray[np.floating[Any]]) -> Numbers:
+    return np.maximum(places(first), places(second))
+
+
+def default(signals: Scores) -> Scores:
+    """The score of the tables that objects have."""
+    scores: Scores = signals[0] * new(signals, 0.1)
+    return scores
+
+
+CANDIDATES: dict[str, Callable[[Scores], NDArray[np.floating[Any]]]] = {
+    "own": default,
+    "places": lambda s: places(s[0]) + places(s[1]),
+    "own alone": lambda s: s[0],
+    "random alone": lambda s: s[1],
+    "own · max(1 - p, 0.3)": lambda s: s[0] * new(s, 0.3),
+    "own and random in turn": lambda s: in_turn(s[0], s[1]),
+    "the default and random in turn": lambda s: in_turn(default(s), s[1]),
+    "the default and random · max(1 - p, 0.1) in turn": lambda s: in_turn(default(s), s[1] * new(s, 0.1)),
+    "places of the default and random": lambda s: places(default(s)) + places(s[1]),
+    "places of own and random, each · max(1 - p, 0.3)": lambda s: (
+        places(s[0] * new(s, 0.3)) + places(s[1] * new(s, 0.3))
+    ),
+    "(own + random) · max(1 - p, 0.3)": lambda s: (s[0] + s[1]) * new(s, 0.3),
+    "own · random · max(1 - p, 0.1)²": lambda s: s[0] * s[1] * new(s, 0.1) ** 2,
+    "√(own · random) · max(1 - p, 0.3)": lambda s: np.sqrt(s[0] * s[1]) * new(s, 0.3),
+}  # fmt: skip
+
+FEW, FEWER = ", random probes: ", (2, 4)
+ALL_CANDIDATES = [*CANDIDATES, *(f"places{FEW}{count}" for count in FEWER)]
+
+
+def random_probes_of(model: Model, count: int) -> Probes:
+    """Prefixes of random tokens, another draw than `random_probes`."""
+    seed = hashlib.sha256(f"random {model.fingerprint}".encode()).digest()[:8]
+    generator = torch.Generator().manual_seed(int.from_bytes(seed, "little", signed=True))
+    special = {first_token(model), *model.eos_ids}
+    known = torch.tensor([token for token in range(model.config.vocab_size) if token not in special])
+    rows = known[torch.randint(len(known), (count, PROBE_TOKENS), generator=generator)]
+    rows[:, 0] = first_token(model)
+    return probes_from(model, rows)
+
+
+def signals_of(model: Model, chunks: Sequence[Sequence[int]], num_random: int) -> Scores:
+    """The signals of chunks, one after the other, by so many random probes; rounded as tables in objects are."""
+    kinds = probes_of(model, PROBES, PROBE_TOKENS), random_probes_of(model, num_random)
+    found = []
+    for chunk in chunks:
+        own, other = (signal(model, probes, chunk) for probes in kinds)
+        found.append(np.stack([own.highest, other.highest, own.new]))
+    return np.concatenate(found, 1).astype(np.float16).astype(np.float32)
+
+
+def compare_recipes(subject: Subject, size: int, index: int, candidates: Iterable[str]) -> dict[str, list[float]]:
+    """KL of the first token to full under naive and every recipe at every ratio, one number a question."""
+    model, world = subject.model, subject.prompt(size, index)
+    pages = [Chunk(page, model.encode(page), "page") for page in world.pages]
+    questions = questions_of(world, PER_KIND // 2)
+    signals = {count: signals_of(model, [page.tokens for page in pages], count) for count in (PROBES, *FEWER)}
+    context = Context(model, pages, questions)
+    exact, start = exact_rows(context.layout), context.layout.head[1]
+    answers, full = dict[bytes, list[float]](), context.answers(np.ones(len(exact), dtype=bool))
+
+    def kl(rows: NDArray[np.bool_]) -> list[float]:
+        if rows.tobytes() not in answers:
+            answers[rows.tobytes()] = [round(each, 5) for each in context.answers(rows).kl(full).tolist()]
+        return answers[rows.tobytes()]
+
+    found = {"naive": kl(np.zeros(len(exact), dtype=bool))}
+    for label, ratio in itertools.product(candidates, COMPARED):
+        name, _, few = label.partition(FEW)
+        scores = np.full(len(exact), -np.inf)
+        scores[~exact] = CANDIDATES[name](signals[int(few or PROBES)][:, ~exact[start:]])
+        found[f"{label} @ {ratio}"] = kl(highest(scores, count_of(ratio, len(scores))) & ~exact)
+    return found
+
+
+def recipes(options: argparse.Namespace) -> None:
+    """Every recipe on each model, size and draw; what is in the results already is kept. Sums are one a prompt."""
+    torch.set_num_threads(1)
+    path, some = (HELD, hold_outs()) if options.hold_outs else (BY_RECIPE, subjects())
+    results: Record = {"models": json.loads(path.read_text())["models"] if path.exists() else {}}
+    for seed, subject, size in itertools.product(range(SEEDS), some, SIZES):
+        draws = results["models"].setdefault(subject.name, {}).setdefault(str(size), {})
+        prompts, count = list[dict[str, list[float]]](), 0
+        while count < options.questions and str(seed) not in draws:
+            with torch.no_grad():
+                at = FRESH + 10_000 * seed + len(prompts)
+                prompts.append(compare_recipes(subject, size, at, options.candidates or ALL_CANDIDATES))
+            count += len(prompts[-1]["naive"])
+        if prompts:
+            print(f"{subject.name} {size}, draw {seed}: {count} questions", file=sys.stderr, flush=True)
+            sums = {label: [round(sum(each[label]), 4) for each in prompts] for label in prompts[0]}
+            draws[str(seed)] = {"questions": [len(each["naive"]) for each in prompts], "kl": sums}
+            write_results(path, results)
+
+
+Sums = dict[str, Numbers]  # of a case (model and size), by label: one sum a prompt
+
+
+def cases_of(results: Record) -> dict[tuple[str, str], Sums]:
+    """The sums of KL of every case, all draws one after the other; `questions` has how many."""
+    cases = {}
+    for (name, sizes), size in itertools.product(results["models"].items(), SIZES):
+        draws = [{"questions": draw["questions"], **draw["kl"]} for draw in sizes[str(size)].values()]
+        cases[name, str(size)] = {
+            label: np.concatenate([np.asarray(draw[label], dtype=float) for draw in draws]) for label in draws[0]
+        }
+    return cases
+
+
+def left_of(sums: Sums, label: str, less: str = "") -> tuple[float, float, float]:
+    """What a recipe leaves of naive's KL (less what another does), %, and its 95 % interval over prompts."""
+    kl = sums[label] - (sums[less] if less else 0)
+    low, high = interval(kl, sums["naive"])
+    return 100 * float(kl.sum() / sums["naive"].sum()), 100 * (low or 0.0), 100 * (high or 0.0)
+
+
+def recipes_table(_: argparse.Namespace) -> None:
+    """Print what recipes leave of naive's KL: worst case and mean of the zoo, then every case of the hold-outs."""
+    zoo = cases_of(json.loads(BY_RECIPE.read_text()))
+    print(f"{len(zoo)} cases, {sum(int(sums['questions'].sum()) for sums in zoo.values())} questions\n")
+    print("| recipe | " + " | ".join(f"{ratio:.0%}: worst case | mean" for ratio in COMPARED) + " |")
+    print("|---|" + "---|---|" * len(COMPARED))
+    for label in ALL_CANDIDATES:
+        cells = list[str]()
+        for ratio in COMPARED:
+            left = {case: left_of(sums, f"{label} @ {ratio}") for case, sums in zoo.items()}
+            worst = max(left, key=lambda case: left[case][0])
+            cells += [
+                "{:.0f} [{:.0f}, {:.0f}]".format(*left[worst]) + f" {worst[0]} {worst[1]}",
+                f"{np.mean([share for share, _, _ in left.values()]):.1f}",
+            ]
+        print(f"| {label} | " + " | ".join(cells) + " |")
+    if not HELD.exists():
+        return
+    held = cases_of(json.loads(HELD.read_text()))
+    labels = [label for label in CANDIDATES if f"{label} @ {COMPARED[0]}" in next(iter(held.values()))]
+    less = [f"{label}, less {labels[0]}" for label in labels[1:]]
+    print("\n| hold-out | questions | rows | " + " | ".join([*labels, *less]) + " |")
+    print("|---|---|---|" + "---|" * len([*labels, *less]))
+    for ((name, size), sums), ratio in itertools.product(held.items(), COMPARED):
+        at = [f"{label} @ {ratio}" for label in labels]
+        cells = ["{:.1f} [{:.1f}, {:.1f}]".format(*left_of(sums, label)) for label in at]
+        cells += ["{:+.1f} [{:+.1f}, {:+.1f}]".format(*left_of(sums, other, at[0])) for other in at[1:]]
+        print(f"| {name}, {size} | {int(sums['questions'].sum())} | {ratio:.0%} | " + " | ".join(cells) + " |")
+
+
 # compose: rows of two policies. They depend on the question, so each is linked on its own.
 
 COMPOSED = Path("benchmarks/results/fixup_zoo_compose.json")
@@ -507,6 +688,12 @@ def main() -> None:
     command.add_argument("--questions", type=int, default=300, help="of each model and size, at least")
     command.add_argument("--models", nargs="+", help="only these")
     command.set_defaults(run=measure)
+    command = commands.add_parser("recipes")
+    command.add_argument("--questions", type=int, default=100, help="of each model, size and draw, at least")
+    command.add_argument("--candidates", nargs="+", choices=ALL_CANDIDATES, help="only these")
+    command.add_argument("--hold-outs", action="store_true", help="on the models that no recipe is chosen on")
+    command.set_defaults(run=recipes)
+    commands.add_parser("recipes-table").set_defaults(run=recipes_table)
     command = commands.add_parser("compose")
     command.add_argument("--prompts", type=int, default=20, help="of each model, of about 7 questions")
     command.set_defaults(run=compose)

@@ -218,3 +218,76 @@ ESPACE = World(
     ),
     anaphor="ce {k}", joint="{a} et {b}?",
 )  # fmt: skip
+
+# The worlds of the hold-outs: no table's recipe was compared on a model of one of them before they were made.
+
+_QUADRI = spelled(
+    "quadri", "Au Bri Cen Lu Nove Sera Tra", "b c d m p s v", "a e i o", "monte luna grazia fiore", _NAMES
+)
+_PITTORI = spelled("pittori", "Bar Ces Del Fio Giu Lam Pao", "a e i o", "l n r t v", "ani etto ucci ero", _NAMES)
+_QUADRO = Kind(
+    "quadro", _QUADRI, ("Il quadro", "Questa tela"),
+    (
+        Attribute("cornice", ("{s} ha una cornice di {v}.",), "quale cornice ha {s}",
+                  _choose("noce quercia rame ottone vetro avorio cuoio gesso abete lino")),
+        Attribute("sala", ("{s} è appeso nella sala {v}.",), "in quale sala è {s}",
+                  _choose("verde grande nuova antica bassa ovale chiara fredda lunga regia")),
+        Attribute("autore", ("{s} fu dipinto da {v}.",), "chi dipinse {s}", "pittore"),
+    ),
+)  # fmt: skip
+_PITTORE = Kind(
+    "pittore", _PITTORI, ("Il maestro",),
+    (
+        Attribute("soggetto", ("{s} amava dipingere {v}.",), "che cosa amava dipingere {s}",
+                  _choose("cavalli barche frutti angeli ponti boschi nuvole mulini volti leoni")),
+        Attribute("pennello", ("{s} usava un pennello di {v}.",), "quale pennello usava {s}",
+                  _choose("tasso setola martora seta canapa paglia lana crine zibellino bue")),
+        Attribute("opera", ("{s} non vendette mai {v}.",), "che cosa non vendette {s}", "quadro"),
+    ),
+)  # fmt: skip
+MUSEO = World(
+    kinds=(_QUADRO, _PITTORE),
+    casts=((_QUADRO,), (_PITTORE,), (_QUADRO, _PITTORE)),
+    openings=("Comincia una nuova guida.", "Prima scheda."),
+    handovers=("La prossima scheda riguarda {s}.", "Passiamo a {s}.", "Segue {s}."),
+    filler=(
+        ("la luce", "il custode", "la scala", "un visitatore", "il cortile", "la porta"),
+        ("restava immobile", "era molto vecchia", "piaceva a molti", "taceva sempre", "dava a sud"),
+        ("ogni mattina", "da tanto tempo", "senza motivo", "come si racconta", "prima di sera"),
+    ),
+    anaphor="questo {k}", joint="{a} e {b}?",
+)  # fmt: skip
+
+_ROBOTS = spelled("robots", "zu ky vo xi pe", "k d r t m", "a i o u", "bot dex rix lon", _NAMES)
+_BAYS = spelled("bays", "or un el ash", "b g h w", "e a u", "den gate well yard", _NAMES)
+_ROBOT = Kind(
+    "robot", _ROBOTS, ("The unit",),
+    (
+        Attribute("arm", ("{s} has a {v} arm.",), "which arm has {s}",
+                  _choose("steel rubber hollow jointed magnetic folding spare twisted short heavy")),
+        Attribute("load", ("{s} lifts {v}.",), "what does {s} lift",
+                  _choose("crates pallets barrels bricks tyres cables pipes drums sacks panels")),
+        Attribute("bay", ("{s} charges at {v}.",), "where does {s} charge", "bay"),
+    ),
+)  # fmt: skip
+_BAY = Kind(
+    "bay", _BAYS, ("The bay",),
+    (
+        Attribute("lamp", ("{s} shows a {v} lamp.",), "which lamp shows {s}",
+                  _choose("red green blue white yellow purple orange pink cyan brown")),
+        Attribute("floor", ("{s} is floored with {v}.",), "what floors {s}",
+                  _choose("tile concrete cork gravel oak carpet tar vinyl stone mesh")),
+        Attribute("user", ("{s} is kept for {v}.",), "for whom is {s} kept", "robot"),
+    ),
+)  # fmt: skip
+DEPOT = World(
+    kinds=(_ROBOT, _BAY),
+    casts=((_ROBOT,), (_BAY,), (_ROBOT, _BAY)),
+    openings=("New shift report.", "Report of the depot."),
+    handovers=("Next entry: {s}.", "Continued with {s}.", "Now to {s}."),
+    filler=(
+        ("the belt", "a fan", "the north door", "the shift", "one sensor", "the ramp"),
+        ("ran on", "was cleaned", "made noise", "stood idle", "was tested"),
+        ("until noon", "as planned", "after the alarm", "for an hour", "without fault"),
+    ),
+)  # fmt: skip
