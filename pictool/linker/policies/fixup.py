@@ -35,7 +35,8 @@ class Fixup(Policy):
 
     Fields:
         ratio: r; the ⌈r·N⌉ tokens with the highest scores are recomputed.
-        budget: ``prompt``: the highest scores of the whole prompt; ``chunk``: the highest ⌈r·n_c⌉ of every chunk;
+        budget: ``prompt``: the highest scores of the whole prompt (of a hybrid as ``chunk``, so that a chunk's stored
+            runs, and their states, are the same in every prompt); ``chunk``: the highest ⌈r·n_c⌉ of every chunk;
             ``auto``: every token whose score is above `threshold`, so that independent documents cost next to nothing.
         threshold: the score that ``auto`` asks for.
         first: tokens at the beginning of every chunk that are recomputed in addition, as LegoLink does.
@@ -77,15 +78,16 @@ class Fixup(Policy):
                 rows[start : min(start + FALLBACK_K, end)] = True
             else:
                 raise without_table(text, start)
-        rows |= self._chosen(scores, [span for _, span, _ in chunks])
+        by_chunk = self.budget == "chunk" or (self.budget == "prompt" and prompt.model.geometry.states is not None)
+        rows |= self._chosen(scores, [span for _, span, _ in chunks] if by_chunk else [])
         return Selection(rows, np.where(np.isfinite(scores), scores, np.float32(0)))
 
     def _chosen(self, scores: Scores, chunks: list[tuple[int, int]]) -> RowMask:
-        """Which tokens [N] the budget reaches; those of score -inf never are."""
+        """Which tokens [N] the budget reaches, that of each chunk if there are any; those of score -inf never are."""
         has_score = np.isfinite(scores)
         if self.budget == "auto":
             return has_score & (scores > self.threshold)
-        if self.budget == "prompt":
+        if not chunks:
             return has_score & highest(scores, count_of(self.ratio, len(scores)))
         chosen = np.zeros(len(scores), dtype=bool)
         for start, end in chunks:
