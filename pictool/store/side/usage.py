@@ -12,6 +12,7 @@ empty one; a power failure may cost counts, and never an object.
 from __future__ import annotations
 
 import _thread
+import gc
 import os
 import re
 import sqlite3
@@ -137,9 +138,20 @@ def _flush_last(pending: _Pending) -> None:
 
 def _interrupt_again(main: int) -> None:
     """Interrupt the main thread, by its ident, as soon as it has left the finalizer."""
-    while _flush_last.__code__ in _codes_of(sys._current_frames().get(main)):
+    while _flush_last.__code__ in _codes_of(_frame_of(main)):
         time.sleep(_AGAIN_S)
     _thread.interrupt_main()
+
+
+def _frame_of(thread: int) -> FrameType | None:
+    """What a thread runs. Python 3.11 holds a lock meanwhile that a finalizer which starts a thread waits for."""
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(thread)
+    finally:
+        if is_collecting:
+            gc.enable()
 
 
 def _codes_of(frame: FrameType | None) -> Iterator[CodeType]:
