@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import gc
+import gc as collector
 import os
 import signal
 import sqlite3
@@ -119,9 +119,9 @@ def test_an_interrupt_while_the_last_counts_are_written_is_not_lost(
 def test_frames_are_read_while_nothing_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python 3.11 hangs if a finalizer starts a thread meanwhile."""
     read = sys._current_frames
-    monkeypatch.setattr(sys, "_current_frames", lambda: {} if gc.isenabled() else read())
+    monkeypatch.setattr(sys, "_current_frames", lambda: {} if collector.isenabled() else read())
     frame = usage._frame_of(threading.get_ident())
-    assert frame is not None and gc.isenabled()
+    assert frame is not None and collector.isenabled()
 
 
 def test_threads_lose_no_counts(directory: Path) -> None:
