@@ -125,7 +125,7 @@ class ObjectContext:
         missing = list(dict.fromkeys(own for parts in wanted.values() for own in parts if own.file is None))
         texts = self._texts
         self._texts = lambda: texts() | {own.key(model) for own in missing}
-        files, compile_s = open_objects(model, self._store, missing, opened, self._on_compile, self._stuck)
+        files, compile_s = open_objects(model, self._store, missing, opened, None, self._stuck)
         of_part = dict(zip(missing, files, strict=True))
         for own, file in of_part.items():
             if file.meta.cut != own.options.cut:

@@ -29,7 +29,7 @@ A, B = np.asarray([0.5, 3.0, 0.1, 0.0], np.float16), np.asarray([2.0, 0.2, 1.0],
 def chosen(fields: dict[str, Any], head: int = 1, tables: tuple[Any, ...] = (A, B, A)) -> list[list[int]]:
     """Chosen tokens of each of three chunks of 4, 3 and 4 tokens; none may be of the head."""
     layout = Layout.of([0] * head, [[5] * 4, [6] * 3, [5] * 4], [1])
-    prompt = Prompt(None, layout, ("", "a", "b", "a", "?"), tables)  # type: ignore[arg-type]
+    prompt = Prompt(subject("llama").model, layout, ("", "a", "b", "a", "?"), tables)
     rows = make_policy("fixup", fields).select(prompt).rows
     assert not rows[:head].any()
     return [np.flatnonzero(rows[start:end]).tolist() for start, end in layout.chunks]

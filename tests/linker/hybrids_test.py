@@ -26,17 +26,16 @@ from transformers import Qwen3_5TextConfig, Qwen3NextConfig
 from transformers.cache_utils import LinearAttentionLayer
 
 from pictool.api import compile
-from pictool.compiler.compile import Compiled, compile_chunks
+from pictool.compiler.compile import compile_chunks
 from pictool.core import Chunk, CompileOptions, Layout
 from pictool.doctor.reference import forward_over, naive_cache
 from pictool.errors import InputError, ModelError, ObjectError
 from pictool.linker.cuts import RUNS, best_runs
-from pictool.linker.link import Linked, link
+from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Prompt, Selection
 from pictool.linker.policies.fixup import Fixup
 from pictool.linker.residency import ResidentObjects
-from pictool.linker.spec import Spec
 from pictool.runtime.architectures import decoder_of, geometry_of, mixer_of
 from pictool.runtime.decode import generate
 from pictool.runtime.memory import image as image_module
@@ -575,19 +574,17 @@ def num_runs(rows: Any) -> int:
 
 
 def test_a_chunk_has_the_same_runs_in_every_prompt(store: Store) -> None:
-    """So that their states are compiled once, and each compile is told."""
+    """So that their states are compiled once."""
     one, policy, chunks = subject("bamba"), make_policy("fixup", {"ratio": 0.2}), make_chunks((29, 41, 37))
-    told = list[Compiled]()
 
     def rows_of(some: Sequence[Chunk]) -> list[bytes]:
-        spec = Spec.raw(list(some), TAIL, policy, HEAD)
-        linked = link(one.model, store, spec, on_compile=told.append)
+        linked = run(one, store, policy, list(some), head=HEAD)
         return [linked.rows[0][start:end].tobytes() for start, end in linked.image.layout.chunks]
 
-    first = rows_of(chunks)
-    assert len(told) == len(store.keys()) > len(chunks) + 1
+    first, keys = rows_of(chunks), store.keys()
+    assert len(keys) > len(chunks) + 1
     assert [*rows_of(chunks[::-1]), *rows_of(chunks[1:])] == [*first[::-1], *first[1:]]
-    assert len(told) == len(store.keys())
+    assert store.keys() == keys
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "bamba", "kimi_linear", "lfm2"])
