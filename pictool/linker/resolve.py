@@ -201,11 +201,10 @@ def open_objects(
     Raises:
         PicError: an object of another model, or one that is not what its part was made of.
     """
-    keys = [part.keys(model) for part in parts]
-    store.prefetch(own[0] for part, own in zip(parts, keys, strict=True) if part.file is None)
-    opening = enumerate(zip(parts, keys, strict=True))
-    objects = {i: file for i, (part, own) in opening if (file := _open(store, part, own, opened, damaged))}
-    is_stuck = any(part.file is None and own[-1] in damaged for part, own in zip(parts, keys, strict=True))
+    named = [(part, part.keys(model)) for part in parts]
+    store.prefetch(keys[0] for part, keys in named if part.file is None)
+    objects = {i: file for i, named_part in enumerate(named) if (file := _open(store, *named_part, opened, damaged))}
+    is_stuck = any(part.file is None and keys[-1] in damaged for part, keys in named)
     started, target = time.perf_counter(), _memory_store(opened) if is_stuck else store
     for _ in range(_ATTEMPTS):
         missing = {i: part for i, part in enumerate(parts) if i not in objects}
