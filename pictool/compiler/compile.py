@@ -152,7 +152,7 @@ def _put_while_computing(
         try:
             for chunk in computed:
                 waiting.append(writers.submit(put, chunk))
-                num_bytes = chunk.meta.shape.num_bytes * len(chunk.layers)
+                num_bytes = sum(len(part) for parts in (*chunk.layers, *chunk.states) for part in parts)
                 while len(waiting) > min(at_once, _WRITTEN_BYTES // num_bytes):
                     yield waiting.popleft().result()
             while waiting:
