@@ -38,7 +38,8 @@ def adapted(target: Target, directory: str) -> Target:
 def adapter_files(directory: str) -> list[tuple[str, FileState]]:
     """The files of a LoRA adapter as they are now, without reading them. Raises InputError as `adapted` does."""
     with _reading(directory):
-        return [(path.name, FileState.of(path.stat())) for path in sorted(Path(directory).iterdir())]
+        files = [path for path in sorted(Path(directory).iterdir()) if path.is_file()]
+        return [(path.name, FileState.of(path.stat())) for path in files]
 
 
 @contextmanager
