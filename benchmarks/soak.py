@@ -385,7 +385,9 @@ def main() -> None:
         root = Path(directory)
         with serving(root) as (process, url, said):
             found = asyncio.run(soak(process, url, root, options.minutes, options.clients, options.seed))
-        found["tracebacks"] = said.read_text(errors="replace").count("Traceback")
+        log = said.read_text(errors="replace")
+        found["tracebacks"] = log.count("Traceback")
+        found["failed"] = [line for line in log.splitlines() if "a request failed" in line][:20]
     print({name: value for name, value in found.items() if name != "samples"})
     if options.plot is not None:
         plot(found["samples"], options.plot)

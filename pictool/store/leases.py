@@ -19,6 +19,7 @@ import re
 import secrets
 import sqlite3
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -35,7 +36,7 @@ from pictool.store.side.databases import has_schema, is_empty
 
 LEASES_FILE = "leases.sqlite3"
 _ID = re.compile("cache-[0-9a-f]{32}")
-_WAIT_S = 10.0
+_WAIT_S = 30.0  # a disk that is busy writes a transaction in seconds
 _KEPT_S = 600.0  # that objects stay after their lease: requests that were sent before may still wait
 _EXPIRED_BYTES = 16 << 20  # of leases that have expired, which are kept
 _JOURNAL_BYTES = 64 << 10
@@ -145,6 +146,7 @@ class Leases:
 
     def __init__(self, root: Path, clock: Clock = time.time, share: Share = Share()) -> None:
         self._root, self._clock, self._share, self._is_ready = root, clock, share, False
+        self._writing = threading.Lock()  # sqlite lets threads that wait for each other starve
 
     def add(
         self, tenant: str, model: str, objects: Sequence[LeasedObject], expires: float, *, name: str = "",
@@ -274,11 +276,13 @@ class Leases:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
+        """The database to be written, by one thread at a time."""
         path = self._root / LEASES_FILE
-        if not (self._is_ready and path.exists()):
-            self._make(path)
-        with _connected(path) as db:
-            yield db
+        with self._writing:
+            if not (self._is_ready and path.exists()):
+                self._make(path)
+            with _connected(path) as db:
+                yield db
 
     def _make(self, path: Path) -> None:
         """Make the file if there is none, and check what is in it."""

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -54,6 +55,16 @@ def test_a_lease_is_its_tenants_until_it_expires(leases: Leases, clock: Clock) -
     clock.now = 1010.0
     assert leases.find(lease.id, "t") is None and leases.extend(lease.id, "t", 1020.0) is None
     assert leases.page("t", 10) == [] and not leases.remove(lease.id, "t") and leases.count() == 0
+
+
+def test_threads_take_turns_to_lease(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases_module, "_WAIT_S", 0.0)  # whoever meets another transaction fails
+    leases = Leases(store.root)
+    with ThreadPoolExecutor(8) as threads:
+        names = [
+            lease.id for lease in threads.map(lambda _: leases.add("t", "m", objects("a" * 64), 4e9), range(40))
+        ]  # fmt: skip
+    assert len(set(names)) == 40 == leases.count()
 
 
 def test_a_lease_is_extended_renewed_and_ended(leases: Leases, clock: Clock) -> None:
