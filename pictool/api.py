@@ -35,6 +35,7 @@ def compile(
     alone: bool = False,
     probes: int = 0,
     probe_model: Model | None = None,
+    cut: int | None = None,
     on_done: Callable[[Compiled], None] | None = None,
 ) -> list[Compiled]:
     """Compile chunks (or texts) to objects; a single one needs no list. What the store has costs no model run.
@@ -46,12 +47,13 @@ def compile(
         alone: each chunk in a forward of its own, so that its last bits do not depend on what is compiled with it.
         probes: prefixes after which every chunk is measured for its table of fixups; 0 for no table.
         probe_model: measures the chunks, by their text; the target's speculative model if it is known, else the target.
+        cut: of a hybrid, after how many tokens of a chunk its states can be linked (docs/design.md §8).
         on_done: called for each chunk as soon as its object is in the store.
 
     Raises:
         PicError: see `compile_chunks`.
     """
-    options = CompileOptions(sinks, codec, probes)
+    options = CompileOptions(sinks, codec, probes, cut=cut)
     listed = [chunks] if isinstance(chunks, Chunk | Text | str) else chunks
     made = [make_chunk(model, each.text, each.source) if isinstance(each, Text) else each for each in listed]
     return compile_chunks(

@@ -69,10 +69,10 @@ class StateShape:
             dims["state"] = (self.heads, self.rows, self.width)
         return dims
 
-    def num_bytes(self, width: int) -> int:
-        """Bytes of all layers at one cut; the dtype has `width` bytes a number."""
+    def num_bytes(self, width: int, state_width: int = 4) -> int:
+        """Bytes of all layers at one cut; a number of the tail has `width` bytes, of the rest `state_width`."""
         sizes = {name: math.prod(dims) for name, dims in self.dims.items()}
-        return self.layers * (width * sizes.pop("tail") + 4 * sum(sizes.values()))
+        return self.layers * (width * sizes.pop("tail") + state_width * sum(sizes.values()))
 
 
 @dataclass(frozen=True)

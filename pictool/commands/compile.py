@@ -327,9 +327,13 @@ def compile_texts(
 def say_states(model: Model, codec: str) -> None:
     """Say what the states of a hybrid's objects take."""
     from pictool.compiler.forecast import tokens_bytes
+    from pictool.store.codecs import require_codec
+    from pictool.store.codecs.base import WIDTHS
 
     if (states := model.geometry.states) is not None:
-        num_bytes, token_bytes = states.num_bytes(model.torch_dtype.itemsize), tokens_bytes(model, 64, codec) / 64
+        width = WIDTHS[require_codec(codec).state_dtype]
+        num_bytes = states.num_bytes(model.torch_dtype.itemsize, width)
+        token_bytes = tokens_bytes(model, 64, codec) / 64
         note(
             f"a hybrid: an object holds {num_bytes / 1e6:.3g} MB of states, as much as the KV of "
             f"{num_bytes / token_bytes:,.0f} tokens; of shorter texts it is mostly these"

@@ -199,7 +199,8 @@ def _compute(
             cut=cut,
         )  # fmt: skip
         tokens, fixups = np.asarray(chunk.tokens, dtype=np.int32), None if table is None else table.tobytes()
-        pairs, states = _layer_bytes(model, chunk, layers), [_state_bytes(model, chunk, stored) for stored in maps]
+        pairs = _layer_bytes(model, chunk, layers)
+        states = [_state_bytes(model, meta, chunk, stored) for stored in maps]
         model.require_storable()
         if table_maker.measurer is not model:
             table_maker.measurer.require_storable()
@@ -219,11 +220,16 @@ def _prefill(
         yield index, *prefill_stateful(model.stack, tokens, cut)
 
 
-def _state_bytes(model: Model, chunk: Chunk, stored: StateMap) -> tuple[memoryview, ...]:
+def _state_bytes(model: Model, meta: ObjectMeta, chunk: Chunk, stored: StateMap) -> tuple[memoryview, ...]:
     """The bytes of a linear layer's tensors. Raises NotFiniteError."""
+    import torch
+
     from pictool.runtime.tensors import require_finite, to_bytes
 
-    tensors = [tensor for tensor in (stored.tail, stored.operator, stored.state) if tensor is not None]
+    named = {"tail": stored.tail, "operator": stored.operator, "state": stored.state}
+    tensors = [
+        tensor.to(getattr(torch, meta.state_dtype(name))) for name, tensor in named.items() if tensor is not None
+    ]  # fmt: skip
     for tensor in tensors:
         require_finite(f"{chunk.source}: {model.name}", model.dtype, tensor)
     return tuple(map(to_bytes, tensors))

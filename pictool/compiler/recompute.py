@@ -133,9 +133,7 @@ def differences(model: Model, file: ObjectFile) -> list[Difference]:
         found += [_difference(f"layer {index}'s {name}", own, other, meta.target.dtype) for name, own, other in pairs]
     for index, states in enumerate(again.states):
         for (name, own), other in zip(file.states(index).items(), states, strict=True):
-            found.append(
-                _difference(f"state {index}'s {name}", own, other, meta.target.dtype if name == "tail" else "float32")
-            )
+            found.append(_difference(f"state {index}'s {name}", own, other, meta.state_dtype(name)))
     return found
 
 

@@ -269,9 +269,10 @@ class Loader:
         read = file.states(index)
         self._read.append(sum(map(len, read.values())))
         tensors = {
-            name: from_bytes(read[name], stack.dtype if name == "tail" else torch.float32, dims).to(stack.device)
+            name: from_bytes(read[name], getattr(torch, file.meta.state_dtype(name)), dims).to(stack.device)
             for name, dims in file.meta.state_dims.items()
         }
+        tensors |= {name: numbers.float() for name, numbers in tensors.items() if name != "tail"}
         states.place(layer, first, StateMap(end - first, **tensors))
 
     def _place_kv(self, layer: int) -> None:

@@ -74,7 +74,8 @@ def test_an_unknown_codec_in_a_script_names_the_script(model: Path) -> None:
     outcome = pic("link", "-T", "s.yaml", "-m", model)
     assert (outcome.code, outcome.err) == (
         1,
-        "pic: error: s.yaml: codec 'int3' must be one of float8_e4m3, float8_e4m3_head, fp8, int4, int8, none, zstd\n",
+        "pic: error: s.yaml: codec 'int3' must be one of float8_e4m3, float8_e4m3_head, fp8, int4, int8, none, "
+        "states_bfloat16, zstd\n",
     )
 
 
@@ -83,5 +84,6 @@ def test_an_unknown_codec_is_one_line(model: Path) -> None:
     outcome = pic("compile", "a.txt", "-m", model, "--codec", "int3")
     assert (outcome.code, outcome.err) == (
         2,
-        "pic: error: --codec int3: must be one of float8_e4m3, float8_e4m3_head, fp8, int4, int8, none, zstd\n",
+        "pic: error: --codec int3: must be one of float8_e4m3, float8_e4m3_head, fp8, int4, int8, none, "
+        "states_bfloat16, zstd\n",
     )

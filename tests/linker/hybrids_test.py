@@ -14,6 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar
 
+import ml_dtypes
 import numpy as np
 import pytest
 import reference
@@ -409,6 +410,29 @@ def test_an_object_holds_states_only_beyond_its_cut_and_its_key_names_it(store: 
     assert files[0].num_bytes - files[3].num_bytes >= files[0].state_bytes
     for file in files:
         file.verify()
+        file.close()
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_states_can_be_kept_in_bfloat16(name: str, store: Store) -> None:
+    """Half of the bytes, each number the nearest one; the prompt is linked of them, a little off."""
+    one, chunks, policy = subject(name), make_chunks((29, 33, 24)), make_policy("legolink", {"k": 5})
+    states = one.model.geometry.states
+    assert states is not None
+    kinds = [CompileOptions(codec=codec, cut=5) for codec in ("none", "states_bfloat16")]
+    plain, rounded = ([ObjectFile(of.path) for of in compile_chunks(one.model, store, chunks, kind)] for kind in kinds)
+    for exact, near in zip(plain, rounded, strict=True):
+        near.verify()
+        for index in range(states.layers):
+            wide, narrow = exact.states(index), near.states(index)
+            assert bytes(wide["tail"]) == bytes(narrow["tail"])
+            for part in ("operator", "state"):
+                numbers = np.frombuffer(wide[part], np.float32).astype(ml_dtypes.bfloat16)
+                assert bytes(narrow[part]) == numbers.tobytes()
+        assert all(exact.layer(0)[part] == near.layer(0)[part] for part in range(2))
+    linked = run(one, store, policy, [file.path for file in rounded])
+    assert EXACT < max_difference(linked, linked_reference(one, linked)) < 0.2
+    for file in (*plain, *rounded):
         file.close()
 
 

@@ -77,10 +77,14 @@ class LayerShape:
 
 
 class Codec(ABC):
-    """One way to code a layer. Without state: the same layer gives the same bytes."""
+    """One way to code a layer. Without state: the same layer gives the same bytes.
+
+    `state_dtype` is that of the recurrent states of a hybrid's linear layers, which are never coded otherwise.
+    """
 
     name: ClassVar[str]
     is_lossless: ClassVar[bool]
+    state_dtype: ClassVar[str] = "float32"
 
     @abstractmethod
     def encode(self, key: Buffer, value: Buffer, shape: LayerShape) -> bytes:

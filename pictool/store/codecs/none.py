@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pictool.store.codecs.base import Buffer, Codec, LayerShape
+from pictool.store.codecs.base import Buffer, Codec, CodingError, LayerShape
 
 
 class Uncoded(Codec):
@@ -15,4 +15,6 @@ class Uncoded(Codec):
         return b"".join((key, value))
 
     def decode(self, data: memoryview, shape: LayerShape, out: memoryview) -> None:
+        if len(data) != len(out):
+            raise CodingError(f"{len(data):,d} bytes, not {len(out):,d}")
         out[:] = data

@@ -11,9 +11,9 @@
     layers.LLL.NAME  F32|BF16|F16 [heads, n, width]         instead of the two, each of `parts`, if there are
     layers.LLL.kv    U8         [bytes]                     instead of the two, if the codec is not "none" (codecs/)
     states.LLL.tail  F32|BF16|F16 [channels, columns]       only of a hybrid whose chunk is longer than `cut`, of each
-    states.LLL.operator  F32     [heads, …, …]              linear layer (`StateShape`); the last two only if it has a
-    states.LLL.state F32         [heads, rows, width]       recurrent state. Never coded. A block of a chain has them at
-                                                            its end, and no operator
+    states.LLL.operator  F32|BF16 [heads, …, …]             linear layer (`StateShape`); the last two only if it has a
+    states.LLL.state F32|BF16    [heads, rows, width]       recurrent state; BF16 if the codec says so. A block of a
+                                                            chain has them at its end, and no operator
     fixups           F16         [n]                        optional: how much a token's KV depends on what precedes it
     text             U8          [bytes]                    the source text, UTF-8
 
@@ -377,7 +377,7 @@ class ObjectFile:
                     self.require_finite(index, part)
         for index in range(len(self.checksums.get("states", ()))):
             for name, part in self.states(index).items():
-                self.require_finite(index, part, "" if name == "tail" else "float32")
+                self.require_finite(index, part, self.meta.state_dtype(name))
 
     def require_finite(self, index: int, numbers: memoryview, dtype: str = "") -> None:
         """Refuse KV of a layer that holds inf or nan: no compile stores it. Raises ObjectError.

@@ -91,6 +91,10 @@ class ObjectMeta:
             return {}
         return {name: dims for name, dims in states.dims.items() if not (is_block and name == "operator")}
 
+    def state_dtype(self, name: str) -> str:
+        """The dtype of one of the tensors of `state_dims`."""
+        return self.target.dtype if name == "tail" else codecs()[self.codec].state_dtype
+
     @property
     def shape(self) -> LayerShape:
         return LayerShape.of(self.target.geometry, self.num_tokens, self.target.dtype)
@@ -328,7 +332,7 @@ def tensor_entries(meta: ObjectMeta, text_bytes: int, coded_bytes: Sequence[int]
         entries = [(*dtype, [*dims]) for dims in parts] if meta.codec == "none" else [("U8", 1, [coded_bytes[layer]])]
         shapes |= zip(layer_names(layer, meta), entries, strict=True)
     if meta.has_states and (states := meta.target.geometry.states) is not None:
-        kinds = [(*(dtype if name == "tail" else ("F32", 4)), [*dims]) for name, dims in meta.state_dims.items()]
+        kinds = [(*DTYPES[meta.state_dtype(name)], [*dims]) for name, dims in meta.state_dims.items()]
         for layer in range(states.layers):
             shapes |= zip(state_names(layer, meta), kinds, strict=True)
     if meta.fixups is not None:

@@ -25,8 +25,8 @@ from pictool.store.objects.format import CompiledChunk, ObjectFile, ObjectMeta, 
 from pictool.store.store import Store
 
 NAMES = list(codecs())
-LOSSLESS = [name for name in NAMES if codecs()[name].is_lossless]
-LOSSY = [name for name in NAMES if not codecs()[name].is_lossless]
+LOSSY = [name for name in NAMES if isinstance(codecs()[name], Quantizing)]
+LOSSLESS = [name for name in NAMES if name not in LOSSY]  # of keys and values
 DTYPES = ["float32", "bfloat16", "float16"]
 
 
