@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from benchmarks.fixup_zoo import Subject, subjects
-from benchmarks.fixups import _hidden_after
+from benchmarks.fixups import hidden_after_image
 from benchmarks.output import write_results
 from pictool.compiler.compile import CODEC, compile_chunks
 from pictool.core import Chunk, CompileOptions
@@ -168,7 +168,7 @@ def hidden_after(linked: Linked, context: int, sequences: Sequence[Sequence[int]
     """Hidden states of token sequences that come after the history, which ends at `context`."""
     layout = linked.image.layout
     linked.image.layout = type(layout)(layout.tokens, (0, context))
-    return _hidden_after(linked, sequences)
+    return hidden_after_image(linked.image, sequences)
 
 
 def secrets_of(prompt: WorldPrompt, new: Edit) -> Iterator[tuple[str, Fact, str]]:

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.output import write_results
-from pictool import Chunk, Linked, Model, Policy, Store, compile, link, load_model, make_policy, wrap_model
+from pictool import Chunk, Model, Policy, Store, compile, link, load_model, make_policy, wrap_model
 from pictool.bench.prompts import random_chunks
 from pictool.bench.repeats import interleave
 from pictool.bench.shapes import random_module, shape_of
@@ -51,6 +51,7 @@ from pictool.runtime.align import map_scores, tokenize
 from pictool.runtime.attention import Run
 from pictool.runtime.chat.template import make_frame
 from pictool.runtime.memory.caches import CapturingCache, PrefixedCache
+from pictool.runtime.memory.image import Image
 from pictool.runtime.rope import tables_at
 from pictool.runtime.sensitivity import Probes, cut_at_lines, fixup_tables, probes_from, probes_of, write_texts
 from pictool.world.generate import KINDS, PageShape, Question, write_prompt
@@ -123,7 +124,7 @@ def answer(
     linked = link(model, store, chunks, frames[0].tail, policy, head=frames[0].head, sinks=sinks)
     tails = [model.encode(frame.tail) for frame in frames]
     golds = [(*model.encode(" " + question.answer), *sorted(model.eos_ids)) for question in questions]
-    hidden = _hidden_after(linked, [tail + gold[:-1] for tail, gold in zip(tails, golds, strict=True)])
+    hidden = hidden_after_image(linked.image, [tail + gold[:-1] for tail, gold in zip(tails, golds, strict=True)])
     logits = [
         model.stack.logits(row[len(tail) - 1 : len(tail) - 1 + len(gold)])
         for row, tail, gold in zip(hidden, tails, golds, strict=True)
@@ -135,9 +136,9 @@ def answer(
     return Answers(first, np.asarray(right, dtype=float), linked.recomputed / linked.image.layout.num_context)
 
 
-def _hidden_after(linked: Linked, sequences: Sequence[Sequence[int]]) -> Tensor:
-    """Hidden states [sequences, longest, hidden] of token sequences that come after the context."""
-    image, stack = linked.image, linked.image.stack
+def hidden_after_image(image: Image, sequences: Sequence[Sequence[int]]) -> Tensor:
+    """Hidden states [sequences, longest, hidden] of token sequences that come after the context of an image."""
+    stack = image.stack
     start, longest = image.layout.num_context, max(map(len, sequences))
     tokens = torch.tensor([[*tokens, *[tokens[-1]] * (longest - len(tokens))] for tokens in sequences])
     rows = tables_at(stack.rotary_tables(torch.arange(start + longest)), slice(start, None))
