@@ -4,7 +4,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEMO   := $(VENV)/.demo
 READY  := $(VENV)/.ready
-VLLM   ?= .venv-vllm
+# The version of vLLM inside which tests run, 0.32 or 0.31: `make test-vllm VLLM=0.31`. Each has an environment of its own.
+VLLM   ?= 0.32
+OF_VLLM := $(filter-out -0.32,-$(VLLM))
+IN_VLLM ?= .venv-vllm$(OF_VLLM)
 CLIENTS ?= .venv-clients
 AIDER  ?= .venv-aider
 CLIENT_PINS ?= constraints-clients.txt
@@ -47,12 +50,12 @@ test-torchao: $(READY)
 		tests/runtime/quantized_test.py::test_the_fingerprint_covers_how_torchao_codes_are_read
 
 # Without a GPU: vLLM's CPU build in an environment of its own. All of its tests must run; none may be skipped.
-test-vllm: $(VLLM)/.ready
-	$(VLLM)/bin/python -m pytest tests/in_vllm --require-all
+test-vllm: $(IN_VLLM)/.ready
+	$(IN_VLLM)/bin/python -m pytest tests/in_vllm --require-all
 
 # What the connector does with vLLM's features, in docs/reference/vllm.md: 50 answers of every cell. Minutes.
-vllm-matrix: $(VLLM)/.ready
-	$(VLLM)/bin/python -m pytest tests/in_vllm --require-all --per-cell 50 --matrix benchmarks/results/vllm_matrix.json
+vllm-matrix: $(IN_VLLM)/.ready
+	$(IN_VLLM)/bin/python -m pytest tests/in_vllm --require-all --per-cell 50 --matrix benchmarks/results/vllm_matrix$(OF_VLLM).json
 
 # GGUF files through llama.cpp, which pip builds: minutes, once; a C++ compiler, cmake and ninja. All tests must run.
 # Then hostile files.
@@ -82,8 +85,8 @@ clients-newest: $(READY)
 	rm -rf tests/clients/node_modules
 
 # Requests of all kinds to a running vLLM server whose store has faults: `make fuzz-vllm REQUESTS=5000 SEED=2`, CASE=123.
-fuzz-vllm: $(VLLM)/.ready
-	PYTHONPATH=tests:. $(VLLM)/bin/python -P -m vllm_fuzz --requests $(or $(REQUESTS),5000) --seed $(or $(SEED),1) \
+fuzz-vllm: $(IN_VLLM)/.ready
+	PYTHONPATH=tests:. $(IN_VLLM)/bin/python -P -m vllm_fuzz --requests $(or $(REQUESTS),5000) --seed $(or $(SEED),1) \
 		$(if $(CASE),--case $(CASE))
 
 # Faults of the file system, and kills, at the calls of every command (tests/faults): `make faults MOST=200 SEED=2`.
@@ -95,8 +98,8 @@ fuzz: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m hostile.fuzz $(SURFACE) --cases $(or $(CASES),20000) --seed $(or $(SEED),1)
 	PIC_SCHEMA_CASES=100 PIC_BODY_CASES=5000 $(BIN)/python -m pytest tests/serve/schema_test.py tests/hostile/bodies_test.py
 
-$(VLLM)/.ready: pyproject.toml tests/in_vllm/install.py constraints-vllm.txt
-	$(PYTHON) tests/in_vllm/install.py $(VLLM) constraints-vllm.txt
+$(IN_VLLM)/.ready: pyproject.toml tests/in_vllm/install.py constraints-vllm$(OF_VLLM).txt
+	$(PYTHON) tests/in_vllm/install.py $(IN_VLLM) constraints-vllm$(OF_VLLM).txt --vllm $(VLLM)
 	touch $@
 
 $(LLAMACPP)/.ready: pyproject.toml constraints.txt constraints-llamacpp.txt
@@ -135,6 +138,9 @@ lock:
 	rm -rf $(LOCKING)
 	$(PYTHON) tests/in_vllm/install.py $(LOCKING)
 	$(LOCKING)/bin/python tests/write_lock.py constraints-vllm.txt
+	rm -rf $(LOCKING)
+	$(PYTHON) tests/in_vllm/install.py $(LOCKING) --vllm 0.31
+	$(LOCKING)/bin/python tests/write_lock.py constraints-vllm-0.31.txt
 	rm -rf $(LOCKING)
 
 # Train the embedded models again: hours on a CPU. The recipe is training/README.md.
@@ -206,4 +212,4 @@ licences: $(READY)
 	@$(BIN)/python -m benchmarks.licences
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(LLAMACPP) $(CLIENTS) $(AIDER) .venv-clients-newest tests/*/node_modules $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels .evidence gpu-results
+	rm -rf $(VENV) .venv-vllm .venv-vllm-0.31 $(LLAMACPP) $(CLIENTS) $(AIDER) .venv-clients-newest tests/*/node_modules $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels .evidence gpu-results

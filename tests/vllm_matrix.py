@@ -92,7 +92,8 @@ class Answered:
         date = datetime.now(UTC).date().isoformat()
         cells |= {feature: {**asdict(count), "date": date} for feature, count in self._counts.items()}
         ordered = {feature: cells[feature] for feature in CELLS if feature in cells}
-        content = {"command": "make vllm-matrix", "machine": machine(), "vllm": vllm.__version__, "cells": ordered}
+        command = f"make vllm-matrix VLLM={'.'.join(vllm.__version__.split('.')[:2])}"
+        content = {"command": command, "machine": machine(), "vllm": vllm.__version__, "cells": ordered}
         path.write_text(json.dumps(content, indent=1) + "\n")
 
 

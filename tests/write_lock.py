@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import distributions, requires
+from importlib.metadata import PackageNotFoundError, distributions, requires
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -66,12 +66,20 @@ def of_build(installed: Iterable[str], required_by: Requires = requires) -> set[
     return brought - set(closure(others, required_by))
 
 
+def requires_here(name: str) -> Iterable[str] | None:
+    """What an installed distribution requires; nothing of one that is left out, as by tests/in_vllm/install.py."""
+    try:
+        return requires(name)
+    except PackageNotFoundError:
+        return None
+
+
 def main(path: Path) -> None:
     comment = [line for line in path.read_text().splitlines() if line.startswith("#")]
     freeze = [sys.executable, "-m", "pip", "freeze", "--all", "--exclude-editable"]
     installed = subprocess.run(freeze, check=True, capture_output=True, text=True).stdout.splitlines()
     pins = [line.partition("+")[0] for line in installed if " @ " not in line]
-    left_out = of_build(each.name for each in distributions())
+    left_out = of_build((each.name for each in distributions()), requires_here)
     kept = [pin for pin in pins if canonicalize_name(pin.partition("==")[0]) not in left_out]
     path.write_text("\n".join([*comment, *kept]) + "\n")
 

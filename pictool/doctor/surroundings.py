@@ -18,7 +18,7 @@ from pictool.bench.roofline import measure_rates
 from pictool.controller.calibration import nearest_directory
 from pictool.controller.measuring import drop_page_cache
 from pictool.doctor.verdict import Verdict, VerdictStatus, guarded
-from pictool.engines.vllm.client.setup import VERSION
+from pictool.engines.vllm.versions import INSTALL, VERSIONS, is_supported
 from pictool.runtime import device as devices
 from pictool.runtime.machine import machine
 from pictool.runtime.products import onednn_gain, onednn_wins
@@ -197,10 +197,10 @@ def _vllm() -> Verdict:
     try:
         found = version("vllm")
     except PackageNotFoundError:
-        text = f"vllm is not installed; pip install 'vllm=={VERSION}*', in an environment of its own"
+        text = f"vllm is not installed; {INSTALL}, in an environment of its own"
         return Verdict(SECTION, feature, VerdictStatus.NOTE, text, {"missing": ["vllm"]})
-    if not found.startswith(VERSION):
-        text = f"vllm {found} is installed; the connector works with {VERSION}* alone: pip install 'vllm=={VERSION}*'"
+    if not is_supported(found):
+        text = f"vllm {found} is installed; the connector works with {VERSIONS} alone: {INSTALL}"
         return Verdict(SECTION, feature, VerdictStatus.NOTE, text)
     return Verdict(SECTION, feature, VerdictStatus.OK, f"vllm {found} is installed")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import tiny
+import vllm
 import vllm_rig as rig
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -21,6 +22,8 @@ from pictool.engines.vllm.client.serving import Serving
 from pictool.engines.vllm.client.setup import make_setup
 from pictool.errors import InputError, PicError
 from pictool.serve.backends.vllm.plugin import PicEndpoints
+
+IS_0_31 = vllm.__version__.startswith("0.31.")
 
 
 class _Group:
@@ -111,10 +114,20 @@ def test_nothing_is_compiled_from_coded_kv(world: rig.World) -> None:
     client = SimpleNamespace(
         vllm_config=config, model_config=SimpleNamespace(max_logprobs=-1, logprobs_mode="raw_logprobs")
     )
+    coded = r"--kv-cache-dtype fp8: .* would be computed from coded KV"
+    messages = [r"kv_cache_dtype fp8 is not supported" if IS_0_31 else coded, coded]
     for refuse in (lambda: make_setup(config, _Caches(full_attention())), lambda: Serving(client, None)):  # type: ignore[arg-type]
-        with pytest.raises(InputError, match=r"--kv-cache-dtype fp8: .* would be computed from coded KV") as error:
+        with pytest.raises(InputError, match=messages.pop(0)) as error:
             refuse()
         assert "\n" not in str(error.value)
+
+
+def test_a_cache_of_fp8_is_refused_by_an_older_version(world: rig.World, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(world, kv_cache_dtype="fp8")
+    monkeypatch.setattr("vllm.__version__", "0.31.0")
+    with pytest.raises(InputError, match="PicConnector: kv_cache_dtype fp8 is not supported") as error:
+        make_setup(config, _Caches(full_attention()))  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
 
 
 def test_drafts_of_a_model_are_refused(world: rig.World) -> None:
@@ -248,7 +261,7 @@ def test_why_latents_with_a_rope_that_is_not_scaled_are_refused() -> None:
     assert float((wrong - right).abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("version", ["0.31.1", "0.33.0", "1.0.0"])
+@pytest.mark.parametrize("version", ["0.30.0", "0.33.0", "1.0.0"])
 def test_other_versions_are_refused(world: rig.World, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also before the connector imports what another version may not have."""
     config, message = config_of(world), rf"vLLM {re.escape(version)} is not supported.*pip install 'vllm==0\.32\.\*'"
@@ -295,9 +308,18 @@ def test_an_engine_does_not_start_with_them(tmp_path: Path) -> None:
         rig.Engine(rig.make_world(tmp_path, "mistral-window"))
 
 
+def test_latents_of_an_older_version_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(rig.make_world(tmp_path, "deepseek_v3"))
+    monkeypatch.setattr("vllm.__version__", "0.31.0")
+    with pytest.raises(InputError, match=r"latents \(MLA\) are not supported in this version of vLLM") as error:
+        make_setup(config, _Caches(full_attention()))  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
 def test_latents_of_other_backends_are_refused(tmp_path: Path) -> None:
-    """vLLM's reference backend computes no prompt whose first tokens are cached."""
-    with pytest.raises(Exception, match=r"CPU_MLA .* is not supported"):
+    """vLLM's reference backend computes no prompt whose first tokens are cached. In 0.31 all are refused before."""
+    message = r"CPU_MLA .* is not supported" if not IS_0_31 else r"latents \(MLA\) are not supported in this version"
+    with pytest.raises(Exception, match=message):
         rig.Engine(rig.make_world(tmp_path, "deepseek_v3"), attention_backend="CPU_MLA")
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pictool.engines.vllm.client.setup import make_setup, require_version
+from pictool.engines.vllm.client.setup import make_setup
+from pictool.engines.vllm.versions import cache_hit_source, require_version
 
 require_version()  # before anything is imported that another version may not have
 
@@ -16,7 +17,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
 )
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from pictool.core import Target
 from pictool.engines.vllm.messages import Job, JobResult
@@ -73,7 +73,7 @@ class PicWorkerMetadata(KVConnectorWorkerMetadata):
 class PicConnector(KVConnectorBase_V1):
     """Links prompts from object files. vLLM sees loads that are asynchronous: no running step waits for them."""
 
-    _cache_hit_source = CacheHitSource.DISK
+    _cache_hit_source = cache_hit_source()
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig, **_: Any

@@ -15,8 +15,8 @@ from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import Compiled, object_key, sink_tokens
 from pictool.core import Chunk, CompileOptions, FixupTable, Layout, Sampling
 from pictool.engines.base import Answer, Engine, Feature, LinkResult
-from pictool.engines.vllm.client.setup import require_version
 from pictool.engines.vllm.request import FIELD
+from pictool.engines.vllm.versions import INSTALL, require_version
 from pictool.errors import InputError, ModelError, ObjectError, PicError, StoreError
 from pictool.linker.policies.base import Policy, Prompt
 from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents
@@ -72,9 +72,7 @@ class VllmEngine(Engine):
     @classmethod
     def require_installed(cls) -> None:
         if find_spec("vllm") is None:
-            raise InputError(
-                "--engine vllm: vLLM is not installed here; pip install 'vllm==0.32.*' (docs/guides/vllm.md)"
-            )
+            raise InputError(f"--engine vllm: vLLM is not installed here; {INSTALL} (docs/guides/vllm.md)")
 
     def close(self) -> None:
         """Stop vLLM and free its memory."""

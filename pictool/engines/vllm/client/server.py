@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 from pictool.engines.vllm import plugin
 from pictool.engines.vllm.client.offline import CONNECTOR
 from pictool.engines.vllm.client.serving import Serving
-from pictool.engines.vllm.client.setup import parse_settings, require_version
+from pictool.engines.vllm.client.setup import parse_settings
+from pictool.engines.vllm.versions import require_version
 from pictool.errors import InputError, PicError
 from pictool.urls import without_credentials
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.core import Target
 from pictool.engines.vllm.request import parse_codec, parse_policy
+from pictool.engines.vllm.versions import INSTALL, has_compared_kv, require_version
 from pictool.errors import InputError
 from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model, load_model
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 _log = logging.getLogger("vllm.pictool")
-VERSION = "0.32."
 DEFAULTS: dict[str, Any] = {
     "store": None, "policy": "legolink-16", "recognise": False, "min_tokens": 16, "refresh_s": 10.0,
     "start_s": 60.0, "plan_s": 5.0, "decline": False, "codec": None, "compile": False,
@@ -178,21 +178,6 @@ def load_target_model(config: VllmConfig, settings: ConnectorSettings) -> Model:
     return load_model(str(config.model_config.model), settings.device, _dtype_of(config))
 
 
-def require_version() -> None:
-    """Refuse a vLLM of another version: its connectors are not those of this one.
-
-    Raises:
-        InputError: says which one to install.
-    """
-    import vllm
-
-    if not vllm.__version__.startswith(VERSION):
-        raise InputError(
-            f"vLLM {vllm.__version__} is not supported: PicConnector works with the classes of {VERSION}*; "
-            f"pip install 'vllm=={VERSION}*'"
-        )
-
-
 def make_setup(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Setup:
     """Check a vLLM configuration.
 
@@ -242,6 +227,7 @@ def _unsupported_options(config: VllmConfig) -> Iterator[str]:
     model, parallel, transfer = config.model_config, config.parallel_config, config.kv_transfer_config
     cache_dtype = config.cache_config.cache_dtype
     assert transfer is not None
+    is_right = cache_dtype in ("auto", _dtype_of(config)) or (_is_fp8_on_cpu(config) and has_compared_kv())
     refused = {
         'kv_load_failure_policy other than "recompute"': transfer.kv_load_failure_policy != "recompute",
         'kv_role other than "kv_both"': transfer.kv_role != "kv_both",
@@ -255,7 +241,7 @@ def _unsupported_options(config: VllmConfig) -> Iterator[str]:
         "multimodal models": model.is_multimodal_model,
         "pooling models": model.runner_type != "generate",
         "quantized weights": model.quantization is not None,
-        f"kv_cache_dtype {cache_dtype}": cache_dtype not in ("auto", _dtype_of(config)) and not _is_fp8_on_cpu(config),
+        f"kv_cache_dtype {cache_dtype}": not is_right,
         "load_format dummy (objects are made for the checkpoint's weights)": config.load_config.load_format == "dummy",
         "hf_overrides (put the change into config.json)": bool(model.hf_overrides),
         "revision (give a directory)": model.revision is not None,
@@ -279,7 +265,7 @@ def _is_one_of_several() -> bool:
 
 
 def _require_latents(config: PretrainedConfig, is_mla: bool) -> None:
-    """Refuse a model of latents (MLA) whose KV vLLM keeps, or whose keys it rotates, another way.
+    """Refuse a model of latents (MLA) whose KV vLLM keeps, or whose keys it rotates, another way, or that was untried.
 
     Raises:
         InputError: says which.
@@ -288,11 +274,13 @@ def _require_latents(config: PretrainedConfig, is_mla: bool) -> None:
         raise InputError("PicConnector: latents cached as keys and values (VLLM_MLA_DISABLE) are not supported")
     if any(parameters["rope_type"] == "default" for parameters in rope_parameters(config)):
         raise InputError(
-            "PicConnector: latents (MLA) with a RoPE that is not scaled are not supported: on a CPU vLLM 0.32 rotates "
+            "PicConnector: latents (MLA) with a RoPE that is not scaled are not supported: on a CPU vLLM rotates "
             "them wrongly, in ordinary requests too"
         )
     if not getattr(config, "rope_interleave", True):
         raise InputError("PicConnector: latents (MLA) with rope_interleave=false are not supported: vLLM rotates pairs")
+    if not has_compared_kv():
+        raise InputError(f"PicConnector: latents (MLA) are not supported in this version of vLLM: untried; {INSTALL}")
 
 
 def _unsupported_caches(kv_cache_config: KVCacheConfig) -> Iterator[str]:

@@ -21,6 +21,7 @@ from pictool.core import Geometry, Target
 from pictool.engines.vllm.messages import Adapter, LinkJob
 from pictool.engines.vllm.request import Problem, UnusableObjectError
 from pictool.engines.vllm.scheduler.matching import open_object
+from pictool.engines.vllm.versions import INSTALL
 from pictool.errors import ModelError, PicError
 from pictool.linker.plan import Span
 from pictool.runtime.memory import streams
@@ -124,7 +125,7 @@ def find_worker() -> WorkerBase:
         if isinstance(caller, WorkerBase):
             return caller
         frame = frame.f_back
-    raise ModelError("PicConnector: no vLLM worker is on the call stack, so its model is not found; use vllm==0.32.*")
+    raise ModelError(f"PicConnector: no vLLM worker is on the call stack, so its model is not found; {INSTALL}")
 
 
 def withhold_generators(worker: WorkerBase) -> None:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.routing import Match
 
 from pictool.engines.vllm.client.serving import RefusedError
+from pictool.engines.vllm.versions import replace_routes
 from pictool.errors import PicError
 from pictool.serve.app import (
     OPEN,
@@ -45,7 +46,9 @@ def attach(app: FastAPI, service: Service, backend: VllmBackend) -> None:
         router.include_router(routes(service))
     router.include_router(link_routes(service, version("pictool")))
     router.include_router(health_routes(service))
+    number = len(app.router.routes)
     app.include_router(router)
+    replace_routes(app.router.routes, number)
     for kind in (ApiError, PicError):
         app.exception_handler(kind)(_handle)
     app.exception_handler(RefusedError)(_refused)
