@@ -48,6 +48,7 @@ _MAX_KEPT_BYTES = 64 << 20  # 100,000 tensors have 15 MB
 _COARSE_NS = 2 * 10**9  # the coarsest times of a file system (FAT): a second change within them may not show
 _HOMES_OF_LAYERS = ("torch", "transformers", "pictool")  # packages whose layers compute what their weights say
 _SAMPLED = 16  # numbers of each tensor
+_PROCESS = os.getpid()  # that imported this
 LOAD_AGAIN = "load the model again (restart a server)"
 
 
@@ -66,8 +67,13 @@ def _hash_safetensors(path: Path, name: str) -> dict[str, str]:
         return {tensor: _hash_tensor(file, base, entry) for tensor, entry in header.items()}
 
 
+def _hasher(data: bytes = b"") -> blake3:
+    """BLAKE3 by a thread per core; by one in a fork, which waits forever for those that stayed with its parent."""
+    return blake3(data, max_threads=blake3.AUTO if os.getpid() == _PROCESS else 1)
+
+
 def _hash_tensor(file: Any, base: int, entry: Mapping[str, Any]) -> str:
-    digest = blake3(f"{entry['dtype']}{entry['shape']}".encode(), max_threads=blake3.AUTO)
+    digest = _hasher(f"{entry['dtype']}{entry['shape']}".encode())
     start, end = entry["data_offsets"]
     file.seek(base + start)
     left = end - start
@@ -86,7 +92,7 @@ def _hash_file(path: Path, name: str) -> dict[str, str]:
 
 
 def _hash_whole(path: Path, name: str) -> dict[str, str]:
-    digest = blake3(max_threads=blake3.AUTO)
+    digest = _hasher()
     digest.update_mmap(path)
     return {name: digest.hexdigest()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import multiprocessing
 import shutil
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from pictool.errors import ModelError
 from pictool.runtime.checkpoint import weight_files
+from pictool.runtime.fingerprint import _hash_file
 from pictool.runtime.model import load_model
 
 
@@ -70,6 +72,15 @@ def test_the_files_are_those_that_are_loaded(model_dir: Path, layout: str) -> No
         held |= load_file(file) if file.suffix == ".safetensors" else torch.load(file, weights_only=True)
     loaded = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
     assert held and all(torch.equal(loaded[name], tensor) for name, tensor in held.items())
+
+
+def test_a_fork_hashes_weights_as_its_parent_did(model_dir: Path) -> None:
+    """The threads that hash large tensors stay with the parent."""
+    save_file({"a": torch.zeros(1 << 20)}, model_dir / "model.safetensors")
+    expected = _hash_file(model_dir / "model.safetensors", "model.safetensors")
+    with multiprocessing.get_context("fork").Pool(1) as fork:
+        again = fork.apply_async(_hash_file, (model_dir / "model.safetensors", "model.safetensors"))
+        assert again.get(60) == expected
 
 
 def test_the_fingerprint_does_not_depend_on_how_weights_are_split(model_dir: Path) -> None:
