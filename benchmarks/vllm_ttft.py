@@ -57,9 +57,13 @@ def save_model(directory: Path, shape: dict[str, Any]) -> None:
 
 
 def serve(
-    pipe: Connection, directory: str, store: str | None, length: int, threads: int, kv_cache_bytes: int | None
+    pipe: Connection, directory: str, store: str | None, length: int, threads: int, kv_cache_bytes: int | None,
+    more: dict[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """An engine's process: answers (prompts, params, salt, tokens) with each request's TTFT."""
+    """An engine's process: answers (prompts, params, salt, tokens) with each request's TTFT.
+
+    Of several requests each may have its own `params` and salt, as a list. `more` is of the connector's configuration.
+    """
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
@@ -68,7 +72,7 @@ def serve(
     if store is not None:
         options["kv_transfer_config"] = KVTransferConfig(
             kv_connector="PicConnector", kv_connector_module_path="pictool.engines.vllm.connector", kv_role="kv_both",
-            kv_load_failure_policy="recompute", kv_connector_extra_config={"store": store},
+            kv_load_failure_policy="recompute", kv_connector_extra_config={"store": store} | (more or {}),
         )  # fmt: skip
     llm: Any = LLM(
         directory, dtype="float32", max_model_len=length, enforce_eager=True, enable_prefix_caching=True,
@@ -78,13 +82,23 @@ def serve(
     pipe.send("ready")
     while (request := pipe.recv()) is not None:
         token_ids, params, salt, count = request
-        salts = {} if salt is None else {"cache_salt": salt}
-        prompts = [{"prompt_token_ids": tokens} | salts for tokens in token_ids]
-        extra = None if params is None else {"kv_transfer_params": params}
-        sampling = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True, detokenize=False, extra_args=extra)
+        salts, every = (
+            one if isinstance(one, list) else [one] * len(token_ids) for one in (salt, params)
+        )  # fmt: skip
+        prompts = [
+            {"prompt_token_ids": tokens} | ({} if own is None else {"cache_salt": own})
+            for tokens, own in zip(token_ids, salts, strict=True)
+        ]
+        sampling = [
+            SamplingParams(
+                max_tokens=count, temperature=0, ignore_eos=True, detokenize=False,
+                extra_args=None if own is None else {"kv_transfer_params": own},
+            )
+            for own in every
+        ]  # fmt: skip
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
         states = [(output.kv_transfer_params or {}).get("pic", {}).get("state") for output in outputs]
-        assert params is None or states == ["linked"], states
+        assert params is None or set(states) == {"linked"}, states
         last = [output.metrics.last_token_ts - output.metrics.queued_ts for output in outputs]
         pipe.send(([output.metrics.first_token_latency for output in outputs], max(last), spent[0]))
         spent[0] = 0.0
@@ -125,7 +139,7 @@ class Process:
         worker_end.close()  # so that an engine that fails to start ends this process too
         assert self._pipe.recv() == "ready"
 
-    def request(self, prompts: list[list[int]], params: Any = None, salt: str | None = None, count: int = 1) -> Any:
+    def request(self, prompts: list[list[int]], params: Any = None, salt: Any = None, count: int = 1) -> Any:
         self._pipe.send((prompts, params, salt, count))
         return self._pipe.recv()
 

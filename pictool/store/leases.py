@@ -278,11 +278,15 @@ class Leases:
     def _open(self) -> Iterator[sqlite3.Connection]:
         """The database to be written, by one thread at a time."""
         path = self._root / LEASES_FILE
-        with self._writing:
+        if not self._writing.acquire(timeout=_WAIT_S):
+            raise StoreError(f"{path}: cannot be used now (others write it)")
+        try:
             if not (self._is_ready and path.exists()):
                 self._make(path)
             with _connected(path) as db:
                 yield db
+        finally:
+            self._writing.release()
 
     def _make(self, path: Path) -> None:
         """Make the file if there is none, and check what is in it."""

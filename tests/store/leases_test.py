@@ -8,9 +8,12 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chunks import make_chunk
@@ -57,9 +60,13 @@ def test_a_lease_is_its_tenants_until_it_expires(leases: Leases, clock: Clock) -
     assert leases.page("t", 10) == [] and not leases.remove(lease.id, "t") and leases.count() == 0
 
 
+def _impatient(connect: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    return connect(*arguments, **{**options, "timeout": 0.0})
+
+
 def test_threads_take_turns_to_lease(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases_module, "_WAIT_S", 0.0)  # whoever meets another transaction fails
-    leases = Leases(store.root)
+    leases, connect = Leases(store.root), sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", partial(_impatient, connect))  # who meets another transaction fails
     with ThreadPoolExecutor(8) as threads:
         names = [
             lease.id for lease in threads.map(lambda _: leases.add("t", "m", objects("a" * 64), 4e9), range(40))
