@@ -165,11 +165,12 @@ def run(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     cases = [(f"1 of {count * DOCUMENT:,d} tokens", count, 1) for count in options.documents]
     cases.append((f"burst of {options.burst}", BURST_DOCUMENTS, options.burst))
     try:
+        measure(engines, empty, prompts, cases[0][1], 1, "warm up")
         for name, documents, requests in cases:
             repeats = [
                 measure(engines, empty, prompts, documents, requests, f"{name} {number}")
-                for number in range(options.repeats + 1)
-            ][1:]  # the first one warms up
+                for number in range(options.repeats)
+            ]
             found[name] = {"medians": summary(repeats, requests), "repeats": repeats}
             print(name, found[name]["medians"], flush=True)
     finally:

@@ -5,7 +5,8 @@ AMD's with AVX-512; `pic doctor` tells how much), on others about the same. So b
 version of torch, and the answer is kept in the user's cache. The numbers are the same but for the order of sums.
 
 $XDG_CACHE_HOME/pictool/products/<what>-<sha256 of what it holds for>.json
-{"default_s": …, "onednn_s": …}: the best times of torch's default and of oneDNN, of a linear layer or of attention
+{"default_s": …, "onednn_s": …}: the best times of torch's default and of oneDNN, of a linear layer or of attention; or
+of float32 and of bfloat16
 """
 
 from __future__ import annotations
@@ -88,11 +89,17 @@ def onednn_gain() -> float | None:
     return gain_of("linear", measure_products) if has_onednn() else None
 
 
+@cache
+def bfloat16_gain() -> float:
+    """How many times as fast as in float32 a linear layer is in bfloat16 here."""
+    return gain_of("bfloat16", measure_bfloat16)
+
+
 def gain_of(what: str, measure: Callable[[], tuple[float, float]]) -> float:
-    """How many times as fast oneDNN is at something: measured once per CPU and version of torch, then known.
+    """How many times as fast another way is at something: measured once per CPU and version of torch, then known.
 
     Args:
-        measure: returns the seconds of torch's default, and of oneDNN.
+        measure: returns the seconds of the default, and of the other way.
     """
     of = [cpu_name(), torch.backends.cpu.get_cpu_capability(), torch.__version__]
     path = cache_dir() / "products" / f"{what}-{hashlib.sha256(json.dumps(of).encode()).hexdigest()}.json"
@@ -124,6 +131,14 @@ def measure_products() -> tuple[float, float]:
     """The best seconds of one product by torch's default, and by oneDNN; by as many threads as torch uses."""
     weight, rows = torch.randn(_PROBE_SIZE, _PROBE_SIZE), torch.randn(1, _PROBE_ROWS, _PROBE_SIZE)
     return best_seconds(lambda: linear(rows, weight), lambda: onednn_linear(rows, weight))
+
+
+@torch.inference_mode()
+def measure_bfloat16() -> tuple[float, float]:
+    """The best seconds of one product in float32, as models' layers have it, and in bfloat16."""
+    weight, rows = torch.randn(_PROBE_SIZE, _PROBE_SIZE), torch.randn(1, _PROBE_ROWS, _PROBE_SIZE)
+    multiply, narrow = onednn_linear if onednn_wins() else linear, (rows.bfloat16(), weight.bfloat16())
+    return best_seconds(lambda: multiply(rows, weight), lambda: linear(*narrow))
 
 
 def best_seconds(first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:

@@ -13,12 +13,13 @@ from commands.run import Outcome, pic, write
 from pictool.controller import calibration as profile
 from pictool.controller import measuring as measure
 from pictool.controller.measuring import Measured, stored_bytes
+from pictool.runtime import products
 
 TOKEN_BYTES = 384  # of the tiny model: 2 × 3 layers × 2 heads × 8 dims × 4 bytes
 TOKEN_S = 1e-3  # of a prefill
 KEYS = [
-    "model", "algo", "ratio", "tokens", "objects", "bytes", "kv_bytes", "decode_s", "prefill", "recompute_s", "tiers",
-    "choice", "check",
+    "model", "algo", "ratio", "tokens", "objects", "bytes", "kv_bytes", "decode_s", "prefill", "recompute_s",
+    "bfloat16_gain", "tiers", "choice", "check",
 ]  # fmt: skip
 TIERS = """
 tiers:
@@ -60,6 +61,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(profile, "measure_compute", made_up.compute)
     monkeypatch.setattr(profile, "measure_loads", made_up.loads)
     monkeypatch.setattr(profile, "measure_decoding", made_up.decoding)
+    monkeypatch.setattr(products, "bfloat16_gain", lambda: 1.0)
     monkeypatch.setattr(profile, "MAX_DISAGREEMENT", 1e9)  # of links with times that are made up
     return made_up
 
@@ -97,6 +99,15 @@ def test_the_table_says_the_same(plan: Any) -> None:
     assert lines[-3].startswith("ratio     0.15 on store: loading (")
     assert lines[-2].startswith("tier      store for ratio 0.15: the cheapest whose loading (")
     assert re.fullmatch(r"measured  [-0-9]{10} [:0-9]{5}, repeats within 0%; --measure measures again", lines[-1])
+
+
+@pytest.mark.parametrize(("gain", "lines"), [(0.4, 0), (2.0, 1)])
+def test_it_says_what_bfloat16_would_give(plan: Any, gain: float, lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "bfloat16_gain", lambda: gain)
+    told = "bfloat16  products are 2.0x as fast, and objects half as large: --dtype bfloat16\n"
+    assert plan("a.txt").out.count(told) == lines
+    assert plan("a.txt", "--json").json["bfloat16_gain"] == gain
+    assert "bfloat16  " not in plan("a.txt", "--dtype", "bfloat16").out
 
 
 def test_it_is_measured_once_and_says_so(plan: Any, machine: Machine) -> None:
