@@ -37,7 +37,7 @@ ALICE, BOB = "a" * 20, "b" * 20
 TENANTS = {ALICE: Tenant("alice", "0123456789abcdef" * 4), BOB: Tenant("bob", "fedcba9876543210" * 4)}
 ASK = {"model": NAME, "temperature": 0, "max_tokens": 8, "logprobs": True, "top_logprobs": 2}
 VLLM = ("--enforce-eager", "--max-model-len", "1024", "--block-size", "32", "--kv-cache-memory-bytes", str(64 << 20))
-_START_S = 600  # of replicas, on a busy machine
+_START_S = 240  # of replicas, on a busy machine
 
 
 @dataclass
