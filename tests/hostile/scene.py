@@ -74,6 +74,7 @@ class Scene:
             for kind in (*CODECS, HYBRID):
                 self._compile(kind)
             self._fixups()
+            self._probes()
             self._chains()
             for name, policy in POLICIES.items():
                 self.traces[name] = self._trace(policy)
@@ -132,6 +133,12 @@ class Scene:
         }
         self.keys["fixups"], self.answers["fixups"] = self.keys["none"], self.answers["none"]
         shutil.rmtree("st")
+
+    def _probes(self) -> None:
+        """Each model's probes, which a process makes once, by a token at a time: no case is to be charged with them."""
+        for kind in ("none", HYBRID):
+            _require(pic(*self.link(kind, more=("--algo", "fixup"))))
+            shutil.rmtree("st")
 
     def _chains(self) -> None:
         _require(pic(*self.prefix_link()))
