@@ -47,6 +47,7 @@ def connected(address: str) -> Iterator[None]:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here: nothing is reported
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # it warns of what Ray Data does, on this stderr
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's is 15: beside other work replicas got no processor
     import ray
 
     address = os.environ.get("RAY_ADDRESS") or LOCAL if address == DEFAULT else address

@@ -53,6 +53,10 @@ class Fleet:
         found = psutil.Process(self.server.pid).children(recursive=True)
         return [process for process in found if word in title_of(process)]
 
+    def log(self) -> str:
+        """What the server and its replicas said."""
+        return (Path(self.world.directory).parent / "server.log").read_text()
+
     def tiers_with(self, key: str) -> int:
         """How many replicas have an object."""
         return sum(Store(tier).path(key).exists() for tier in (self.world.store.root / "replicas").iterdir())
@@ -236,6 +240,7 @@ def test_what_dies_under_load_costs_no_wrong_answer_and_leaves_nothing(fleet: Fl
 
     want = [ask(number).json()["choices"] for number in range(len(bodies))]
     replicas = fleet.named("ServeReplica")
+    assert {replica.nice() for replica in replicas} == {psutil.Process(fleet.server.pid).nice()}
     (first,), (second,) = ([part for part in each.children(recursive=True) if "EngineCore" in title_of(part)]
                            for each in replicas)  # fmt: skip
     seen = set(psutil.Process(fleet.server.pid).children(recursive=True))
@@ -256,7 +261,7 @@ def test_what_dies_under_load_costs_no_wrong_answer_and_leaves_nothing(fleet: Fl
     assert len(gone) == 4  # an engine whose replica was killed ends, too, and so does a replica whose engine was
     until = time.monotonic() + _START_S
     while len(fleet.named("EngineCore")) < 2 or len(fleet.named("ServeReplica")) < 2:
-        assert time.monotonic() < until
+        assert time.monotonic() < until, (fleet.log(), [title_of(process)[:80] for process in fleet.named("")])
         time.sleep(0.2)
     assert [ask(number).json()["choices"] for number in range(len(bodies))] == want
     seen |= set(psutil.Process(fleet.server.pid).children(recursive=True))
@@ -264,5 +269,4 @@ def test_what_dies_under_load_costs_no_wrong_answer_and_leaves_nothing(fleet: Fl
     assert fleet.server.wait(60) in (0, 130)
     _, left = psutil.wait_procs(seen, 20)
     assert not left, [title_of(process) for process in left]
-    said = (Path(fleet.world.directory).parent / "server.log").read_text()
-    assert "Traceback" not in said, said
+    assert "Traceback" not in fleet.log(), fleet.log()

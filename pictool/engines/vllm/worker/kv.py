@@ -210,19 +210,22 @@ class WorkerModel:
             return
         from vllm.lora.layers import LoRAMapping
 
-        before = self._lora._adapter_manager._last_mapping
-        requests, of_step = set[Any](), set[Any]()
-        if adapter is not None:  # it may take the place of one of the step's
-            requests, of_step = {adapter.request}, set(self._runner.input_batch.lora_id_to_lora_request.values())
-        number = 0 if adapter is None else adapter.request.lora_int_id
+        manager = self._lora._adapter_manager
+        before, number = manager._last_mapping, 0 if adapter is None else adapter.request.lora_int_id
         mapping = LoRAMapping((number,) * num_tokens, (number,), is_prefill=True)
-        self._lora.set_active_adapters(requests, mapping)
+        if adapter is None:  # the step's adapters stay where they are
+            manager.set_adapter_mapping(mapping)
+        else:  # it may take the place of one of them
+            self._lora.set_active_adapters({adapter.request}, mapping)
         try:
             yield
         finally:
-            present = {0, *(request.lora_int_id for request in of_step)}
-            if before is not None and (adapter is None or present.issuperset(before.index_mapping)):
-                self._lora.set_active_adapters(of_step, before)
+            if before is not None and adapter is None:
+                manager.set_adapter_mapping(before)
+            elif before is not None:
+                of_step = set(self._runner.input_batch.lora_id_to_lora_request.values())
+                if {0, *(request.lora_int_id for request in of_step)}.issuperset(before.index_mapping):
+                    self._lora.set_active_adapters(of_step, before)
 
     def rotate(self, layer: AttentionLayer, key: Tensor, positions: Tensor) -> Tensor:
         """Rotate keys [tokens, kv_heads, head_dim] to their positions, by the layer's own rotary embedding."""
