@@ -239,10 +239,10 @@ def test_what_dies_under_load_costs_no_wrong_answer_and_leaves_nothing(fleet: Fl
         return fleet.live.client.post("/v1/chat/completions", json=bodies[number % len(bodies)])
 
     want = [ask(number).json()["choices"] for number in range(len(bodies))]
-    replicas = fleet.named("ServeReplica")
+    first, second = fleet.named("EngineCore")
+    replicas = [psutil.Process(engine.ppid()) for engine in (first, second)]
+    assert all("ServeReplica" in title_of(replica) for replica in replicas)
     assert {replica.nice() for replica in replicas} == {psutil.Process(fleet.server.pid).nice()}
-    (first,), (second,) = ([part for part in each.children(recursive=True) if "EngineCore" in title_of(part)]
-                           for each in replicas)  # fmt: skip
     seen = set(psutil.Process(fleet.server.pid).children(recursive=True))
     for victim in (first, replicas[1]):
         statuses = Counter[int]()
