@@ -10,6 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from pictool import Store
+from pictool.eval.algorithms import parse_algorithms
+from pictool.eval.cases import SpecOptions, group_cases
+from pictool.eval.datasets.picbench import Picbench
+from pictool.eval.datasets.picbench_tasks import TASKS, Draw
+from pictool.eval.evaluate import evaluate
 from pictool.runtime.model import embedded_path, load_model
 from pictool.world.generate import PageShape
 from training.data import PADDING, Encoder
@@ -17,6 +23,10 @@ from training.judge import CYCLE, DECLINED, DIRECTORY, JudgeEncoder, JudgeRun, d
 from training.judge import RECIPE as JUDGE
 from training.muon import orthogonalise
 from training.network import Size, forward
+from training.picbench import PicbenchEncoder, write
+from training.picbench_recipe import DIRECTORY as PICBENCH_MODEL
+from training.picbench_recipe import RECIPE as PICBENCH
+from training.picbench_recipe import PicbenchRun
 from training.recipe import RECIPES
 from training.tokenizer import byte_level, metaspace, words
 from training.train import Recipe, Run, Stage
@@ -203,3 +213,42 @@ def test_a_model_of_the_zoo_is_one_of_its_recipe(name: str) -> None:
 
 def test_all_models_beside_the_package_are_small() -> None:
     assert sum(path.stat().st_size for path in MODELS.glob("*/*")) < 15e6
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_training_prompt_is_that_of_the_case(task: str) -> None:
+    """The tokens of documents, question and answer, of a case of one seed as `pic eval` and as training has it."""
+    encoder, model = PicbenchEncoder(), load_model(str(PICBENCH_MODEL), device="cpu")
+    assert encoder.tokenizer.get_vocab() == model.tokenizer.get_vocab()
+    dataset = Picbench(seed=5, tasks=(task,), documents=(4,), words=(50,), cases_each=1)
+    group = group_cases(model, dataset.cases(), SpecOptions()).groups[0]
+    prepared = group.cases[0]
+    prompt = write(Draw(f"picbench-{task}-4x50-5-0"), [task], 4, 50)
+    (drafted,) = (question for question in prompt.questions if question.is_drafted)
+    assert drafted.answer in prepared.case.answers
+    batch = encoder.lay_out([replace(prompt, questions=(drafted,))], [True])
+    documents = [token for chunk in group.chunks for token in chunk.tokens]
+    asked = [*model.encode(prepared.frame.head), *documents, *model.encode(prepared.frame.tail)]
+    answer = model.encode(f" {drafted.answer}")
+    assert batch.tokens[0].tolist() == [*asked, *answer, model.tokenizer.eos_token_id]
+    assert (batch.kinds[0] >= 0).nonzero().flatten().tolist() == list(range(len(asked), batch.tokens.shape[1]))
+
+
+def test_hints_point_at_what_picbench_s_answers_say() -> None:
+    batch = PicbenchRun(replace(PICBENCH, size=replace(PICBENCH.size, hidden=16, ffn=16)), PicbenchEncoder()).batch()
+    assert min(map(len, (batch.sources, batch.subjects, batch.asked, batch.bridges))) > 5
+    for row, at, source in batch.sources.tolist():
+        assert batch.tokens[row, at + 1] == batch.tokens[row, source] and batch.blocks[row, source] == 0
+    assert (batch.subjects[:, 2] < batch.subjects[:, 1]).all()
+    for row, at, subject in batch.asked.tolist():
+        assert batch.blocks[row, at] == batch.blocks[row, subject] > 0 and subject < at
+
+
+def test_the_model_for_picbench_answers_its_best_task(tmp_path: Path) -> None:
+    model = load_model(str(PICBENCH_MODEL), device="cpu")
+    scores = json.loads((PICBENCH_MODEL / "scores.json").read_text())["held-out, full"]
+    best = max(scores, key=lambda task: float(scores[task]))
+    dataset = Picbench(seed=3, tasks=(best,), documents=(4,), words=(50,), cases_each=10)
+    done = evaluate(model, Store(tmp_path / "store"), dataset, parse_algorithms([]))
+    assert sum(result.scores[result.metric] for result in done.results) >= 0.8 * len(done.results)
+    assert sum(path.stat().st_size for path in PICBENCH_MODEL.iterdir()) < 4e6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -41,6 +41,7 @@ class Batch:
     subjects: Tensor  # [facts, 3]: row, where a value is, where its subject is named
     sources: Tensor  # [answers, 3]: row, where a value is predicted, where it is in the documents
     asked: Tensor  # [questions, 3]: row, where an answer begins to be predicted, where its question names a subject
+    bridges: Tensor  # [answers, 3]: row, where an answer is predicted, where the documents name what leads to it
 
     def question_mask(self) -> Tensor:
         """Additive mask [rows, 1, length - num_docs, length] of the questions' columns."""
@@ -70,6 +71,7 @@ class Columns:
     kinds: list[int] = field(default_factory=list)
     sources: list[tuple[int, int]] = field(default_factory=list)
     asked: list[tuple[int, int]] = field(default_factory=list)
+    bridges: list[tuple[int, int]] = field(default_factory=list)
 
 
 def choose(rng: random.Random, questions: Iterable[Question], most: int) -> list[Question]:
@@ -158,23 +160,31 @@ class Encoder:
         """`rows` prompts of `num_pages` pages; some (1 - `p_bos`) lack BOS, so that any token learns to be a sink."""
         docs = [self.documents(rng, num_pages, shape, rng.random() < p_bos) for _ in range(rows)]
         questions = [self.columns(rng, doc, most) for doc in docs]
-        n, m = max(len(doc.tokens) for doc in docs), max(len(columns.tokens) for columns in questions)
+        return lay_out([doc.tokens for doc in docs], [[*doc.places.values()] for doc in docs], questions)
 
-        def grid(left: list[list[int]], right: list[list[int]], fill: int) -> Tensor:
-            pairs = zip(left, right, strict=True)
-            return torch.tensor([a + [fill] * (n - len(a)) + b + [fill] * (m - len(b)) for a, b in pairs])
 
-        return Batch(
-            tokens=grid([doc.tokens for doc in docs], [columns.tokens for columns in questions], 0),
-            positions=grid([list(range(n))] * rows, [columns.positions for columns in questions], 0),
-            blocks=grid([[0] * len(doc.tokens) for doc in docs], [columns.blocks for columns in questions], PADDING),
-            kinds=grid([[]] * rows, [columns.kinds for columns in questions], -1),
-            num_docs=n,
-            subjects=torch.tensor([(i, *at) for i, doc in enumerate(docs) for at in doc.places.values()]),
-            sources=torch.tensor(
-                [(i, n + row, at) for i, columns in enumerate(questions) for row, at in columns.sources]
-            ),
-            asked=torch.tensor(
-                [(i, n + row, n + at) for i, columns in enumerate(questions) for row, at in columns.asked]
-            ),
-        )
+def lay_out(
+    docs: Sequence[list[int]], subjects: Sequence[Sequence[tuple[int, int]]], questions: Sequence[Columns]
+) -> Batch:
+    """A batch of prompts: of each its documents' tokens, (value, subject) places in them, and what comes after them."""
+    n, m = max(map(len, docs)), max(len(columns.tokens) for columns in questions)
+
+    def grid(left: list[list[int]], right: list[list[int]], fill: int) -> Tensor:
+        pairs = zip(left, right, strict=True)
+        return torch.tensor([a + [fill] * (n - len(a)) + b + [fill] * (m - len(b)) for a, b in pairs])
+
+    def cells(places: Iterable[Iterable[tuple[int, int]]], first: int, second: int) -> Tensor:
+        found = [(i, first + a, second + b) for i, pairs in enumerate(places) for a, b in pairs]
+        return torch.tensor(found, dtype=torch.int64).view(-1, 3)
+
+    return Batch(
+        tokens=grid([*docs], [columns.tokens for columns in questions], 0),
+        positions=grid([list(range(n))] * len(docs), [columns.positions for columns in questions], 0),
+        blocks=grid([[0] * len(doc) for doc in docs], [columns.blocks for columns in questions], PADDING),
+        kinds=grid([[]] * len(docs), [columns.kinds for columns in questions], -1),
+        num_docs=n,
+        subjects=cells(subjects, 0, 0),
+        sources=cells((columns.sources for columns in questions), n, 0),
+        asked=cells((columns.asked for columns in questions), n, n),
+        bridges=cells((columns.bridges for columns in questions), n, 0),
+    )

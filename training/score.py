@@ -6,12 +6,13 @@ The committed scores come from the package itself (`training/evaluate.py`): comp
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from pictool.world.generate import PageShape
-from training.data import Encoder
+from training.data import Batch, Encoder
 from training.network import forward
 
 HELD_OUT = "held-out"  # seeds of training begin with "train-", of the tokenizer with "tokenizer"
@@ -27,13 +28,19 @@ def score(
     encoder.restated = 0.0
     for index in range(0, prompts, 8):
         batch = encoder.batch(random.Random(f"{HELD_OUT}-{pages}-{index}"), 8, pages, shape, 24, p_bos)
-        where = batch.kinds[:, 1:] >= 0
-        hit = torch.ones(batch.tokens.shape, dtype=torch.bool)
-        hit[:, 1:][where] = forward(model, batch, where)[0].argmax(-1) == batch.tokens[:, 1:][where]
-        for row in range(8):
-            for question in range(1, int(batch.blocks[row].max()) + 1):
-                cells = (batch.blocks[row] == question) & (batch.kinds[row] >= 0)
-                kind = kinds[int(batch.kinds[row][cells][0])]
-                asked[kind] += 1
-                right[kind] += bool(hit[row][cells].all())
+        for kind, is_right in answers(model, batch):
+            asked[kinds[kind]] += 1
+            right[kinds[kind]] += is_right
     return {kind: round(right[kind] / asked[kind], 3) for kind in kinds if asked[kind]}
+
+
+@torch.no_grad()
+def answers(model: Any, batch: Batch) -> Iterator[tuple[int, bool]]:
+    """Each question's kind, and whether its whole answer is right."""
+    where = batch.kinds[:, 1:] >= 0
+    hit = torch.ones(batch.tokens.shape, dtype=torch.bool)
+    hit[:, 1:][where] = forward(model, batch, where)[0].argmax(-1) == batch.tokens[:, 1:][where]
+    for row in range(len(batch.tokens)):
+        for question in range(1, int(batch.blocks[row].max()) + 1):
+            cells = (batch.blocks[row] == question) & (batch.kinds[row] >= 0)
+            yield int(batch.kinds[row][cells][0]), bool(hit[row][cells].all())

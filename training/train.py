@@ -53,6 +53,7 @@ class Recipe:
     p_bos: float = 0.7  # share of prompts that begin with BOS
     subject_layer: int = 1  # two heads: from a value in the documents to where its subject is named
     source_layer: int = 2  # two heads: from where an answer is predicted to where it is in the documents
+    bridge_layer: int = -1  # two heads: from where an answer is predicted to what leads to it, of two hops; -1: none
     hint_asked: bool = False  # the heads of subject_layer also: from where an answer begins to its question's subject
 
     def stage(self, step: int) -> Stage:
@@ -67,9 +68,10 @@ class Recipe:
         """The hints' weight at a step."""
         return self.hint_weight * max(0.0, 1 - step / self.hint_until)
 
-    def hints(self, batch: Batch) -> tuple[Hint, Hint]:
+    def hints(self, batch: Batch) -> tuple[Hint, ...]:
         subjects = torch.cat([batch.subjects, batch.asked]) if self.hint_asked else batch.subjects
-        return Hint(self.subject_layer, subjects), Hint(self.source_layer, batch.sources)
+        bridges = () if self.bridge_layer < 0 else (Hint(self.bridge_layer, batch.bridges),)
+        return Hint(self.subject_layer, subjects), *bridges, Hint(self.source_layer, batch.sources)
 
 
 class Run:
