@@ -237,8 +237,15 @@ class Context:
         self._stack.layers(self._stack.embed(torch.tensor([tokens])), cache, tables, (Run(0, 0, len(tokens)),))
         return [(key[0], value[0]) for key, value in cache.layers]
 
-    def answers(self, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Answers:
+    def answers(self, rows: NDArray[np.bool_]) -> Answers:
         """The answers to all questions, after `rows` [N] were computed."""
+        logits = self.logits(rows)
+        right = [each.argmax(-1).tolist() == list(gold) for each, gold in zip(logits, self._golds, strict=True)]
+        first = torch.stack([each[0] for each in logits]).double().log_softmax(-1)
+        return Answers(first, np.asarray(right, dtype=float), float(rows.mean()))
+
+    def logits(self, rows: NDArray[np.bool_]) -> list[Tensor]:
+        """The logits [tokens, vocab] of each right answer's tokens, after `rows` [N] were computed."""
         stack, end = self._stack, self.layout.num_context
         image, at = Image(stack, self.layout), Rows.of(torch.from_numpy(np.flatnonzero(rows)))
         hidden = stack.embed(torch.from_numpy(self.layout.tokens[:end][rows].astype(np.int64))[None])
@@ -248,9 +255,9 @@ class Context:
             image.relocate(layer, 0, end)
             if rows.any():
                 hidden = image.compute(layer, hidden, at)
-        return self._ask(image, float(rows.mean()))
+        return self._ask(image)
 
-    def _ask(self, image: Image, share: float) -> Answers:
+    def _ask(self, image: Image) -> list[Tensor]:
         stack, start = self._stack, self.layout.num_context
         sequences = [(*tail, *gold[:-1]) for tail, gold in zip(self._tails, self._golds, strict=True)]
         longest = max(map(len, sequences))
@@ -262,13 +269,10 @@ class Context:
         }
         cache = PrefixedCache(stack, tables, context)
         hidden = stack.layers(stack.embed(tokens), cache, tables, (Run(0, start, start + longest),))
-        logits = [
+        return [
             stack.logits(row[len(tail) - 1 : len(tail) - 1 + len(gold)])
             for row, tail, gold in zip(hidden, self._tails, self._golds, strict=True)
         ]
-        right = [each.argmax(-1).tolist() == list(gold) for each, gold in zip(logits, self._golds, strict=True)]
-        first = torch.stack([each[0] for each in logits]).double().log_softmax(-1)
-        return Answers(first, np.asarray(right, dtype=float), share)
 
 
 def exact_rows(layout: Layout) -> NDArray[np.bool_]:
