@@ -53,6 +53,16 @@ class Fleet:
         found = psutil.Process(self.server.pid).children(recursive=True)
         return [process for process in found if word in title_of(process)]
 
+    def pair(self, word: str) -> list[psutil.Process]:
+        """The two processes of that name, once both are there."""
+        until = time.monotonic() + _START_S
+        while len(found := self.named(word)) != 2:
+            there = [(process.pid, process.ppid(), title_of(process)[:80]) for process in self.named("")]
+            assert time.monotonic() < until, (there, self.log())
+            time.sleep(0.2)
+        first, second = found
+        return [first, second]
+
     def log(self) -> str:
         """What the server and its replicas said."""
         return (Path(self.world.directory).parent / "server.log").read_text()
@@ -239,7 +249,7 @@ def test_what_dies_under_load_costs_no_wrong_answer_and_leaves_nothing(fleet: Fl
         return fleet.live.client.post("/v1/chat/completions", json=bodies[number % len(bodies)])
 
     want = [ask(number).json()["choices"] for number in range(len(bodies))]
-    first, second = fleet.named("EngineCore")
+    first, second = fleet.pair("EngineCore")
     replicas = [psutil.Process(engine.ppid()) for engine in (first, second)]
     assert all("ServeReplica" in title_of(replica) for replica in replicas)
     assert {replica.nice() for replica in replicas} == {psutil.Process(fleet.server.pid).nice()}
@@ -259,10 +269,8 @@ def test_what_dies_under_load_costs_no_wrong_answer_and_leaves_nothing(fleet: Fl
         assert statuses.keys() <= {200, 503} and statuses[200] >= 16, statuses
     gone, _ = psutil.wait_procs([first, second, replicas[0], replicas[1]], 30)
     assert len(gone) == 4  # an engine whose replica was killed ends, too, and so does a replica whose engine was
-    until = time.monotonic() + _START_S
-    while len(fleet.named("EngineCore")) < 2 or len(fleet.named("ServeReplica")) < 2:
-        assert time.monotonic() < until, (fleet.log(), [title_of(process)[:80] for process in fleet.named("")])
-        time.sleep(0.2)
+    fleet.pair("EngineCore")
+    fleet.pair("ServeReplica")
     assert [ask(number).json()["choices"] for number in range(len(bodies))] == want
     seen |= set(psutil.Process(fleet.server.pid).children(recursive=True))
     fleet.server.send_signal(signal.SIGINT)
