@@ -38,6 +38,7 @@ TENANTS = {ALICE: Tenant("alice", "0123456789abcdef" * 4), BOB: Tenant("bob", "f
 ASK = {"model": NAME, "temperature": 0, "max_tokens": 8, "logprobs": True, "top_logprobs": 2}
 VLLM = ("--enforce-eager", "--max-model-len", "1024", "--block-size", "32", "--kv-cache-memory-bytes", str(64 << 20))
 _START_S = 240  # of replicas, on a busy machine
+ENGINE = "VLLM::EngineCor"  # as much of its name as the kernel keeps
 
 
 @dataclass
@@ -73,8 +74,9 @@ class Fleet:
 
 
 def title_of(process: psutil.Process) -> str:
+    """Its name, of which the kernel keeps 15 characters, and its command line."""
     try:
-        return " ".join(process.cmdline())
+        return " ".join([process.name(), *process.cmdline()])
     except psutil.Error:
         return ""
 
@@ -249,7 +251,7 @@ def test_what_dies_under_load_costs_no_wrong_answer_and_leaves_nothing(fleet: Fl
         return fleet.live.client.post("/v1/chat/completions", json=bodies[number % len(bodies)])
 
     want = [ask(number).json()["choices"] for number in range(len(bodies))]
-    first, second = fleet.pair("EngineCore")
+    first, second = fleet.pair(ENGINE)
     replicas = [psutil.Process(engine.ppid()) for engine in (first, second)]
     assert all("ServeReplica" in title_of(replica) for replica in replicas)
     assert {replica.nice() for replica in replicas} == {psutil.Process(fleet.server.pid).nice()}
@@ -269,7 +271,7 @@ def test_what_dies_under_load_costs_no_wrong_answer_and_leaves_nothing(fleet: Fl
         assert statuses.keys() <= {200, 503} and statuses[200] >= 16, statuses
     gone, _ = psutil.wait_procs([first, second, replicas[0], replicas[1]], 30)
     assert len(gone) == 4  # an engine whose replica was killed ends, too, and so does a replica whose engine was
-    fleet.pair("EngineCore")
+    fleet.pair(ENGINE)
     fleet.pair("ServeReplica")
     assert [ask(number).json()["choices"] for number in range(len(bodies))] == want
     seen |= set(psutil.Process(fleet.server.pid).children(recursive=True))
