@@ -10,8 +10,8 @@ over the own texts, as a share of the head's spread, the highest over layers and
 divided by the ratio of the two means over the model's own texts. All are multiplied by max(1 - p, 0.1), p after the own
 texts.
 
-The highest scores of the prompt are computed, as many for every recipe. KL: of full's whole answer where full is right,
-else of the right one, teacher-forced, as a share of naive reuse's; 95 % intervals by bootstrap over prompts.
+The highest scores of the prompt are computed, as many for every recipe. KL: from full recompute, over all tokens of the
+right answer, teacher-forced, as a share of naive reuse's; 95 % intervals by bootstrap over prompts.
 """
 
 from __future__ import annotations
@@ -178,11 +178,17 @@ def cells(sums: Mapping[str, Sequence[float]]) -> dict[str, str]:
 
 
 def table(options: argparse.Namespace) -> None:
-    """Each case, then the worst and the mean of those in which naive loses something."""
+    """Each case, then by recipe and ratio the worst and the mean of picbench's tasks, and of the worlds."""
     models: dict[str, dict[str, Record]] = json.loads(options.out.read_text())["models"]
+    shares: dict[tuple[str, str], list[float]] = {}
     for name, asked in ((name, asked) for name, of_model in models.items() for asked in of_model):
         sums = models[name][asked]["kl"]
         print(f"{name} {asked}: naive {np.mean(sums['naive']):.2f} a prompt", cells(sums))
+        for label in sums.keys() - {"naive"}:
+            key = ("picbench" if name == "picbench" else "worlds", label)
+            shares.setdefault(key, []).append(100 * sum(sums[label]) / sum(sums["naive"]))
+    for (group, label), found in sorted(shares.items()):
+        print(f"{group}, {label}: worst {max(found):.0f}, mean {np.mean(found):.1f}")
 
 
 def main() -> None:
