@@ -53,7 +53,8 @@ from pictool.runtime.attention import Run
 from pictool.runtime.memory.caches import CapturingCache
 from pictool.runtime.sensitivity import probes_of
 from pictool.world.generate import Question, WorldPrompt
-from training.picbench_recipe import DIRECTORY as PICBENCH_MODEL
+from training.picbench_recipe import DIRECTORY as PICBENCH_MODELS
+from training.picbench_recipe import HOLD_OUT, RECIPE
 
 RESULTS = Path("benchmarks/results/fixup_itself.json")
 TASKS = ("keys", "continued", "two-hops", "versions", "order", "json", "tool", "code")
@@ -120,9 +121,10 @@ def picbench_prompts(model: Model, task: str, count: int) -> Iterator[Prompt]:
 
 def cases(count: int, are_held_out: bool) -> Iterator[tuple[str, str, Model, Iterator[Prompt]]]:
     """Names of a model and of what it is asked, the model, and prompts."""
-    model = load_model(str(PICBENCH_MODEL), device="cpu")
-    for task in () if are_held_out else TASKS:
-        yield "picbench", task, model, picbench_prompts(model, task, count)
+    name = (HOLD_OUT if are_held_out else RECIPE).name
+    model = load_model(str(PICBENCH_MODELS / name), device="cpu")
+    for task in TASKS:
+        yield name, task, model, picbench_prompts(model, task, count)
     for subject, size in itertools.product(hold_outs() if are_held_out else subjects(), SIZES):
         worlds = (subject.prompt(size, FROM + index) for index in range(count // 2))
         prompts = ((pages_of(subject.model, world), questions_of(world, PER_KIND // 2)) for world in worlds)
@@ -185,7 +187,7 @@ def table(options: argparse.Namespace) -> None:
         sums = models[name][asked]["kl"]
         print(f"{name} {asked}: naive {np.mean(sums['naive']):.2f} a prompt", cells(sums))
         for label in sums.keys() - {"naive"}:
-            key = ("picbench" if name == "picbench" else "worlds", label)
+            key = ("picbench" if asked in TASKS else "worlds", label)
             shares.setdefault(key, []).append(100 * sum(sums[label]) / sum(sums["naive"]))
     for (group, label), found in sorted(shares.items()):
         print(f"{group}, {label}: worst {max(found):.0f}, mean {np.mean(found):.1f}")

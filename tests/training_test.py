@@ -24,7 +24,7 @@ from training.judge import RECIPE as JUDGE
 from training.muon import orthogonalise
 from training.network import Size, forward
 from training.picbench import PicbenchEncoder, write
-from training.picbench_recipe import DIRECTORY as PICBENCH_MODEL
+from training.picbench_recipe import DIRECTORY as PICBENCH_MODELS
 from training.picbench_recipe import RECIPE as PICBENCH
 from training.picbench_recipe import PicbenchRun
 from training.recipe import RECIPES
@@ -218,7 +218,7 @@ def test_all_models_beside_the_package_are_small() -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_a_training_prompt_is_that_of_the_case(task: str) -> None:
     """The tokens of documents, question and answer, of a case of one seed as `pic eval` and as training has it."""
-    encoder, model = PicbenchEncoder(), load_model(str(PICBENCH_MODEL), device="cpu")
+    encoder, model = PicbenchEncoder(), load_model(str(PICBENCH_MODELS / PICBENCH.name), device="cpu")
     assert encoder.tokenizer.get_vocab() == model.tokenizer.get_vocab()
     dataset = Picbench(seed=5, tasks=(task,), documents=(4,), words=(50,), cases_each=1)
     group = group_cases(model, dataset.cases(), SpecOptions()).groups[0]
@@ -244,11 +244,12 @@ def test_hints_point_at_what_picbench_s_answers_say() -> None:
         assert batch.blocks[row, at] == batch.blocks[row, subject] > 0 and subject < at
 
 
-def test_the_model_for_picbench_answers_its_best_task(tmp_path: Path) -> None:
-    model = load_model(str(PICBENCH_MODEL), device="cpu")
-    scores = json.loads((PICBENCH_MODEL / "scores.json").read_text())["held-out, full"]
+@pytest.mark.parametrize("directory", sorted(PICBENCH_MODELS.iterdir()), ids=lambda directory: directory.name)
+def test_a_model_for_picbench_answers_its_best_task(directory: Path, tmp_path: Path) -> None:
+    model = load_model(str(directory), device="cpu")
+    scores = json.loads((directory / "scores.json").read_text())["held-out, full"]
     best = max(scores, key=lambda task: float(scores[task]))
     dataset = Picbench(seed=3, tasks=(best,), documents=(4,), words=(50,), cases_each=10)
     done = evaluate(model, Store(tmp_path / "store"), dataset, parse_algorithms([]))
     assert sum(result.scores[result.metric] for result in done.results) >= 0.8 * len(done.results)
-    assert sum(path.stat().st_size for path in PICBENCH_MODEL.iterdir()) < 4e6
+    assert sum(path.stat().st_size for path in directory.iterdir()) < 4e6

@@ -254,7 +254,7 @@ def module_fingerprint(module: Any) -> str:
 
     hashes = {}
     for name, tensor in (module.state_dict() | _set_frequencies(module)).items():
-        digest = blake3(f"{tensor.dtype}{list(tensor.shape)}".encode())
+        digest = _hasher(f"{tensor.dtype}{list(tensor.shape)}".encode())
         hashes[name] = digest.update(to_bytes(tensor)).hexdigest()
     return _digest(module.config, hashes)
 
