@@ -1,14 +1,13 @@
-"""A further signal for fixup tables: a chunk after itself, where all that it names was named before.
+"""What a chunk after itself, where all that it names was named before, adds to fixup tables.
 
-    python -m benchmarks.fixup_itself run        # → benchmarks/results/fixup_itself.json
-    python -m benchmarks.fixup_itself table      # what it says
+    python -m benchmarks.fixup_itself run                  # → benchmarks/results/fixup_itself.json
+    python -m benchmarks.fixup_itself run --hold-outs --out benchmarks/results/fixup_itself_hold_outs.json
+    python -m benchmarks.fixup_itself table --out FILE     # what one says
 
-Tables measure a chunk after the model's own texts (*own*). These rarely name what a chunk names where names are many,
-so a token that depends on an earlier mention of its subject, as the later of two versions, has no score. Here each
-chunk is also measured after a copy of itself (*itself*): the squared distance of a token's un-rotated key from the mean
-over the own texts, as a share of the head's spread, the highest over layers and heads. *both*: the sum, with `itself`
-divided by the ratio of the two means over the model's own texts. All are multiplied by max(1 - p, 0.1), p after the own
-texts.
+A model's own texts (*own*: tables were measured after these alone) rarely name what a chunk names where names are many,
+so a token that depends on an earlier mention of its subject, as the later of two versions, has no score. *both* adds
+how far keys move after a copy of the chunk, as `pictool/runtime/sensitivity.py`. *true*: the same of the keys that full
+recompute has in this prompt, which no table knows. All are multiplied by max(1 - p, 0.1), p after the own texts.
 
 The highest scores of the prompt are computed, as many for every recipe. KL: from full recompute, over all tokens of the
 right answer, teacher-forced, as a share of naive reuse's; 95 % intervals by bootstrap over prompts.
@@ -20,9 +19,8 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +45,7 @@ from benchmarks.fixup_zoo import (
 from benchmarks.fixups import Numbers, Record, questions_of
 from benchmarks.output import write_results
 from pictool import Chunk, Model, load_model
+from pictool.core import Layout
 from pictool.eval.datasets.picbench import Picbench
 from pictool.linker.policies.base import count_of, highest
 from pictool.runtime.attention import Run
@@ -64,17 +63,18 @@ FROM = 900_000  # the number of the first prompt: others were drawn below
 
 @dataclass(frozen=True)
 class Signals:
-    """Of tokens, float64 [n] each: after the model's own texts, after themselves, and 1 - p."""
+    """Of tokens, float64 [n] each: after the model's own texts, after themselves, in full recompute, and 1 - p."""
 
     own: Numbers
     itself: Numbers
+    true: Numbers
     new: Numbers
 
 
-RECIPES: Mapping[str, Callable[[Signals, float], Numbers]] = {
-    "own": lambda s, _: s.own,
-    "itself": lambda s, _: s.itself,
-    "both": lambda s, ratio: s.own + s.itself / ratio,
+RECIPES: Mapping[str, Callable[[Signals], Numbers]] = {
+    "own": lambda s: s.own,
+    "both": lambda s: s.own + s.itself,
+    "true": lambda s: s.true,
 }
 
 
@@ -84,29 +84,39 @@ class Measurer:
     def __init__(self, model: Model) -> None:
         self._model, self._probes = model, probes_of(model, PROBES, PROBE_TOKENS)
 
-    def measure(self, chunk: Sequence[int]) -> Signals:
+    def measure(self, layout: Layout, naive: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> Signals:
+        """Of all tokens of a prompt's chunks. naive: K and V of its parts, each on its own, by layer."""
+        tokens, start = layout.tokens[: layout.num_context].tolist(), layout.head[1]
+        full, stored = (
+            self._keys((), tokens),
+            [torch.cat([kv[0] for kv in parts], 1) for parts in zip(*naive, strict=True)],
+        )
+        true = self._highest(zip(full, stored, strict=True))[start:]
+        each = [self._of_chunk(tokens[slice(*span)]) for span in layout.chunks]
+        own, itself, new = (np.concatenate(part) for part in zip(*each, strict=True))
+        return Signals(own, itself, true, new)
+
+    def _of_chunk(self, chunk: Sequence[int]) -> tuple[Numbers, Numbers, Numbers]:
         own = signal(self._model, self._probes, chunk)
-        means = [self._keys(probe, chunk) for probe in self._probes.tokens.tolist()]
+        keys = zip(*(self._keys(probe, chunk) for probe in self._probes.tokens.tolist()), strict=True)
         again = self._keys([first_token(self._model), *chunk], chunk)
-        layers = [*zip(again, zip(*means, strict=True), self._probes.spread, strict=True)][1:]
-        shares = [
-            (key - torch.stack(of_own).mean(0)).square().sum(-1) / spread[:, None] for key, of_own, spread in layers
-        ]
-        return Signals(own.highest, torch.stack(shares).amax((0, 1)).double().numpy(), own.new)
+        means = [torch.stack(of_own).mean(0) for of_own in keys]
+        return own.highest, self._highest(zip(again, means, strict=True)), own.new
+
+    def _highest(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Numbers:
+        """The highest squared distance of keys, of all layers and heads, as a share of their spread, float64 [n]."""
+        layers = zip(pairs, self._probes.spread, strict=True)
+        shares = [(a.float() - b.float()).square().sum(-1) / spread[:, None] for (a, b), spread in layers]
+        highest: Numbers = torch.stack(shares[1:]).amax((0, 1)).double().numpy()
+        return highest
 
     def _keys(self, before: Sequence[int], chunk: Sequence[int]) -> list[Tensor]:
-        """Un-rotated keys of a chunk after others, float32 [kv_heads, n, head_dim] a layer."""
+        """Un-rotated keys of a chunk after others, [kv_heads, n, head_dim] a layer."""
         stack, tokens = self._model.stack, torch.tensor([[*before, *chunk]])
         tables = stack.rotary_tables(torch.arange(tokens.shape[1]))
         cache = CapturingCache(stack, tables)
         stack.layers(stack.embed(tokens), cache, tables, (Run(0, 0, tokens.shape[1]),))
-        return [key[0, :, len(before) :].float() for key, _ in cache.layers]
-
-    @cached_property
-    def ratio(self) -> float:
-        """How much larger the second signal is than the first, in the mean over the model's own texts."""
-        found = [self.measure(probe[1:]) for probe in self._probes.tokens.tolist()]
-        return float(np.mean([each.itself.mean() for each in found]) / np.mean([each.own.mean() for each in found]))
+        return [key[0, :, len(before) :] for key, _ in cache.layers]
 
 
 Prompt = tuple[list[Chunk], list[Question]]
@@ -146,14 +156,11 @@ def left(model: Model, measurer: Measurer, prompt: Prompt) -> dict[str, float]:
         each = [(one.exp() * (one - other.double().log_softmax(-1))).sum(-1).clamp_min(0).sum() for one, other in pairs]
         return round(float(sum(each)), 5)
 
-    measured = [measurer.measure(chunk.tokens) for chunk in prompt[0]]
-    signals = Signals(
-        *(np.concatenate([getattr(each, name) for each in measured]) for name in ("own", "itself", "new"))
-    )
+    signals = measurer.measure(context.layout, context.naive)
     found = {"naive": kl(np.zeros(len(exact), dtype=bool))}
     for (name, recipe), ratio in itertools.product(RECIPES.items(), RATIOS):
         scores = np.full(len(exact), -np.inf)
-        weighed = recipe(signals, measurer.ratio) * np.maximum(signals.new, LEAST)
+        weighed = recipe(signals) * np.maximum(signals.new, LEAST)
         scores[~exact] = weighed[~exact[start:]]
         found[f"{name} @ {ratio}"] = kl(highest(scores, count_of(ratio, len(scores))) & ~exact)
     return found
@@ -167,7 +174,7 @@ def run(options: argparse.Namespace) -> None:
         measurer = Measurer(model)
         rows = [left(model, measurer, prompt) for prompt in prompts]
         sums = {label: [row[label] for row in rows] for label in rows[0]}
-        found.setdefault(name, {})[asked] = {"ratio": round(measurer.ratio, 3), "kl": sums}
+        found.setdefault(name, {})[asked] = {"kl": sums}
         print(name, asked, cells(sums), file=sys.stderr, flush=True)
     write_results(options.out, {"models": found})
 
@@ -180,17 +187,18 @@ def cells(sums: Mapping[str, Sequence[float]]) -> dict[str, str]:
 
 
 def table(options: argparse.Namespace) -> None:
-    """Each case, then by recipe and ratio the worst and the mean of picbench's tasks, and of the worlds."""
+    """Each case; then of picbench's tasks and of the worlds, by recipe and ratio: worst, mean, and all at once."""
     models: dict[str, dict[str, Record]] = json.loads(options.out.read_text())["models"]
-    shares: dict[tuple[str, str], list[float]] = {}
+    groups: dict[str, list[Mapping[str, list[float]]]] = {"picbench": [], "worlds": []}
     for name, asked in ((name, asked) for name, of_model in models.items() for asked in of_model):
         sums = models[name][asked]["kl"]
-        print(f"{name} {asked}: naive {np.mean(sums['naive']):.2f} a prompt", cells(sums))
-        for label in sums.keys() - {"naive"}:
-            key = ("picbench" if asked in TASKS else "worlds", label)
-            shares.setdefault(key, []).append(100 * sum(sums[label]) / sum(sums["naive"]))
-    for (group, label), found in sorted(shares.items()):
-        print(f"{group}, {label}: worst {max(found):.0f}, mean {np.mean(found):.1f}")
+        groups["picbench" if asked in TASKS else "worlds"].append(sums)
+        print(f"{name} {asked}: naive {np.mean(sums['naive']):.3f} a prompt", cells(sums))
+    for group, found in groups.items():
+        pooled = cells({label: [kl for sums in found for kl in sums[label]] for label in found[0]})
+        for label, share in pooled.items():
+            each = [100 * sum(sums[label]) / sum(sums["naive"]) for sums in found]
+            print(f"{group}, {label}: worst {max(each):.0f}, mean {np.mean(each):.1f}, all {share}")
 
 
 def main() -> None:

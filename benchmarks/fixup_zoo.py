@@ -228,7 +228,7 @@ class Context:
         self._golds = [(*model.encode(" " + each.answer), *sorted(model.eos_ids)) for each in questions]
         self.layout = Layout.of(model.encode(frames[0].head), [page.tokens for page in pages], self._tails[0])
         parts = [span for span in (self.layout.head, *self.layout.chunks) if span[0] < span[1]]
-        self._naive = [self._alone(self.layout.tokens[start:end].tolist()) for start, end in parts]
+        self.naive = [self._alone(self.layout.tokens[start:end].tolist()) for start, end in parts]
 
     def _alone(self, tokens: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """Un-rotated K and V of a part on its own, [kv_heads, tokens, head_dim] per layer."""
@@ -250,7 +250,7 @@ class Context:
         image, at = Image(stack, self.layout), Rows.of(torch.from_numpy(np.flatnonzero(rows)))
         hidden = stack.embed(torch.from_numpy(self.layout.tokens[:end][rows].astype(np.int64))[None])
         for layer in range(stack.num_layers):
-            key, value = (torch.cat([part[layer][i] for part in self._naive], 1) for i in (0, 1))
+            key, value = (torch.cat([part[layer][i] for part in self.naive], 1) for i in (0, 1))
             image.fill(layer, 0, key, value)
             image.relocate(layer, 0, end)
             if rows.any():

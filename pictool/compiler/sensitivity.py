@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PROBES = 8  # the default, where tables are needed
 PROBE_TOKENS = 60
 _FINGERPRINT_DIGITS = 12
-_SCORE = 2  # which formula tables are made by; raised when it changes. That of tables which tell none is 1
+_SCORE = 3  # which formula tables are made by; raised when it changes. That of tables which tell none is 1
 
 
 def probe_tokens(model: Model) -> int:

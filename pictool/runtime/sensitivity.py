@@ -4,14 +4,16 @@ Probes are prefixes that a model wrote itself. Text of the model's own distribut
 chunk that refers to what came before it finds a referent in the probe; after random tokens it rarely does. Probes
 depend on the model only. They are made once, and kept in the user's cache directory.
 
-A chunk is prefilled after each probe. A token's score in the chunk's `FixupTable` is
+A chunk is prefilled after each probe, and once after a copy of itself: there all that it names was named before, which
+it rarely is in a probe where names are many. A token's score in the chunk's `FixupTable` is
 
-    max(1 - p, EXPECTED) · the highest, over layers and KV heads, of var(key) / spread(key)
+    max(1 - p, EXPECTED) · (dependence after probes + dependence after itself) / 2
 
-var is the variance of the token's un-rotated key over the probes. spread is the variance of the head's keys over
-tokens, a constant of the model, so that heads, layers and chunks are comparable. p is the probability that the model
-gives the token at its place, the mean over the probes: nothing has to be looked up at a token that can be predicted,
-mostly. Where a model does look there, `EXPECTED` lets such tokens follow when the others are done.
+each the highest, over layers and KV heads, of a squared distance of the token's un-rotated key, as a share of
+spread(key): the variance over the probes, and the squared distance from their mean. spread is the variance of the
+head's keys over tokens, a constant of the model, so that heads, layers and chunks are comparable. p is the probability
+that the model gives the token at its place, the mean over the probes: nothing has to be looked up at a token that can
+be predicted, mostly. Where a model does look there, `EXPECTED` lets such tokens follow when the others are done.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from weakref import WeakKeyDictionary
 import torch
 from blake3 import blake3
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 from pictool.core import FixupTable, Layout
 from pictool.reading import read_file
@@ -35,7 +37,7 @@ from pictool.runtime.attention import Pack, Rows, Run
 from pictool.runtime.memory.caches import GrowingCache, LayerKV, PrefixedCache
 from pictool.runtime.memory.image import Image
 from pictool.runtime.memory.user_cache import cache_dir, write_cache_file
-from pictool.runtime.prefill import pack_tokens, plan_packs, prefill_batch, prefill_stateful
+from pictool.runtime.prefill import pack_tokens, plan_packs, prefill_batch, prefill_chunks, prefill_stateful
 from pictool.runtime.rope import joined_tables, tables_at
 from pictool.runtime.stack import LayerStack
 from pictool.runtime.support import depends_on_length
@@ -97,13 +99,13 @@ def fixup_tables(
     A chunk is measured after all probes in one batch, with other chunks. `alone`: no two chunks share one.
     """
     if model.geometry.states is not None:  # its linear layers run one sequence after the other
-        measured = ((index, _measure_stateful(model.stack, probes, chunk)) for index, chunk in enumerate(chunks))
+        measured = ((index, _measure_stateful(model, probes, chunk)) for index, chunk in enumerate(chunks))
         yield from ((index, _table(model, scores)) for index, scores in measured)
         return
     # What comes before the chunks of a pack is rotated alike for all, which it is not where RoPE depends on the length.
     budget = 1 if alone or depends_on_length(model.config) else max(1, pack_tokens(model) // len(probes.tokens))
     for pack in plan_packs([len(chunk) for chunk in chunks], budget):
-        scores = _measure(model.stack, probes, [chunks[index] for index in pack])
+        scores = _measure(model, probes, [chunks[index] for index in pack], alone)
         for own, index in zip(scores, pack, strict=True):
             yield index, _table(model, own)
 
@@ -114,13 +116,35 @@ def _table(model: Model, scores: Tensor) -> FixupTable:
     return table
 
 
+def _twice(model: Model, chunk: Sequence[int]) -> list[int]:
+    """A chunk after itself; where the model has too few positions, after its last tokens."""
+    room = model.max_positions - 1 - len(chunk)  # beside the first token
+    return [*chunk[max(0, len(chunk) - room) :], *chunk]
+
+
+def _keys_after_itself(model: Model, chunks: Sequence[Sequence[int]], alone: bool) -> list[Tensor]:
+    """Un-rotated keys of the rows of `_measure`, by layer [kv_heads, rows, head_dim]; 0 in a chunk's row before it."""
+    twice, keys = [_twice(model, chunk) for chunk in chunks], [list[Tensor]()] * len(chunks)
+    for index, layers in prefill_chunks(model, twice, (_first_token(model),), alone):
+        keys[index] = [pad(key[:, -len(chunks[index]) :], (0, 0, 1, 0)) for key, _ in layers]
+    return [torch.cat(of_chunks, 1) for of_chunks in zip(*keys, strict=True)]
+
+
+def _dependence(after_probes: Tensor, after_itself: Tensor, spread: Tensor) -> Tensor:
+    """Of a layer's keys [probes, kv_heads, rows, head_dim] and [kv_heads, rows, head_dim]: float32 [2, rows]."""
+    var, mean = torch.var_mean(after_probes.float(), 0, correction=0)
+    shares = torch.stack([var, (after_itself.float() - mean).square()]).sum(-1) / spread[:, None]
+    return shares.amax(1)
+
+
 @torch.inference_mode()
-def _measure(stack: LayerStack, probes: Probes, chunks: Sequence[Sequence[int]]) -> list[Tensor]:
+def _measure(model: Model, probes: Probes, chunks: Sequence[Sequence[int]], alone: bool) -> list[Tensor]:
     """Scores of each chunk, float32 [tokens], on the CPU.
 
     The rows are a pack: for each chunk the probe's last token, which predicts the chunk's first, and the chunk. The
     batch are the probes.
     """
+    stack, after_itself = model.stack, _keys_after_itself(model, chunks, alone)
     end = probes.length - 1  # of the prefix that is not run again
     lengths = [1 + len(chunk) for chunk in chunks]
     is_first = torch.tensor([at == 0 for length in lengths for at in range(length)], device=stack.device)
@@ -133,17 +157,16 @@ def _measure(stack: LayerStack, probes: Probes, chunks: Sequence[Sequence[int]])
         layer: stack.rotate_parts((key[:, :, :end], value[:, :, :end]), prefix_tables, layer)
         for layer, (key, value) in enumerate(probes.layers)
     }
-    dependence = torch.zeros(tokens.shape[1], device=stack.device)
+    dependence = torch.zeros(2, tokens.shape[1], device=stack.device)
 
     def on_key(layer: int, key: Tensor) -> None:
         nonlocal dependence
         if layer:  # layer 0 depends on no context
-            share = key.float().var(0, correction=0).sum(-1) / probes.spread[layer][:, None]  # [kv_heads, rows]
-            dependence = torch.maximum(dependence, share.amax(0))
+            dependence = torch.maximum(dependence, _dependence(key, after_itself[layer], probes.spread[layer]))
 
     cache, pack = PrefixedCache(stack, row_tables, prefix, on_key), Pack(tuple(lengths))
     hidden = stack.layers(stack.embed(tokens), cache, row_tables, pack)
-    scores = dependence[1:] * _improbability(stack, hidden, tokens).clamp_min(EXPECTED)
+    scores = dependence.mean(0)[1:] * _improbability(stack, hidden, tokens).clamp_min(EXPECTED)
     return list(torch.split(scores[~is_first[1:]].cpu(), [len(chunk) for chunk in chunks]))
 
 
@@ -156,8 +179,9 @@ def _improbability(stack: LayerStack, hidden: Tensor, tokens: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def _measure_stateful(stack: LayerStack, probes: Probes, chunk: Sequence[int]) -> Tensor:
+def _measure_stateful(model: Model, probes: Probes, chunk: Sequence[int]) -> Tensor:
     """The scores of one chunk of a hybrid, float32 [tokens], on the CPU."""
+    stack = model.stack
     keys, expected = list[list[Tensor]](), list[Tensor]()
     for probe in probes.tokens.tolist():
         own, hidden = _run_over(stack, [*probe, *chunk])
@@ -165,11 +189,12 @@ def _measure_stateful(stack: LayerStack, probes: Probes, chunk: Sequence[int]) -
         rows = zip(torch.split(hidden[-len(chunk) - 1 : -1], _LOGIT_ROWS), _split(chunk, _LOGIT_ROWS), strict=True)
         shares = [stack.logits(part).softmax(-1)[range(len(targets)), targets] for part, targets in rows]
         expected.append(torch.cat(shares))
-    dependence = torch.zeros(len(chunk), device=stack.device)
-    for of_probes, spread in zip(zip(*keys, strict=True), probes.spread, strict=True):
-        share = torch.stack(of_probes).float().var(0, correction=0).sum(-1) / spread[:, None]  # [kv_heads, tokens]
-        dependence = torch.maximum(dependence, share.amax(0))
-    return (dependence * (1 - torch.stack(expected).mean(0)).clamp_min(EXPECTED)).cpu()
+    after_itself, _ = _run_over(stack, [_first_token(model), *_twice(model, chunk)])
+    dependence = torch.zeros(2, len(chunk), device=stack.device)
+    for *of_probes, itself, spread in zip(*keys, after_itself, probes.spread, strict=True):
+        share = _dependence(torch.stack(of_probes), itself[:, -len(chunk) :], spread)
+        dependence = torch.maximum(dependence, share)
+    return (dependence.mean(0) * (1 - torch.stack(expected).mean(0)).clamp_min(EXPECTED)).cpu()
 
 
 def _split(tokens: Sequence[int], size: int) -> list[list[int]]:

@@ -35,7 +35,7 @@ def test_a_table_beside_coded_kv(model: Path) -> None:
         (row,) = pic("compile", "a.txt", "--probes", 4, *more, "--json").json["objects"]
         shown = pic("inspect", row["key"], "--store", "s", "--json").json
         heats.append(shown["heat"])
-        assert (shown["codec"], shown["fixups"]) == (codec, "self-4x60-2")
+        assert (shown["codec"], shown["fixups"]) == (codec, "self-4x60-3")
         linked = pic("link", "a.txt", "--query", "Why?", "--algo", "fixup", "--max-new-tokens", 2, *more)
         assert linked.code == 0 and "compiled a.txt" not in linked.err
     assert pic("store", "verify", "--store", "s").code == 0

@@ -120,8 +120,8 @@ def test_the_object_tells_who_measured_it(model: Path) -> None:
         (row,) = pic("compile", "a.txt", *more, *named).json["objects"]
         assert row["new"]
         recipes.append(pic("inspect", row["key"], "--store", "s", "--json").json["fixups"])
-    assert recipes[0] == recipes[2] == "self-4x60-2"
-    assert recipes[1].endswith("-4x60-2") and recipes[1] != recipes[0]
+    assert recipes[0] == recipes[2] == "self-4x60-3"
+    assert recipes[1].endswith("-4x60-3") and recipes[1] != recipes[0]
 
 
 def test_naming_a_model_is_enough(model: Path) -> None:
@@ -129,7 +129,7 @@ def test_naming_a_model_is_enough(model: Path) -> None:
     (row,) = pic("compile", "a.txt", "-m", model, "--probe-model", "embedded-small", "--store", "s", "--json").json[
         "objects"
     ]
-    assert pic("inspect", row["key"], "--store", "s", "--json").json["fixups"].endswith("-8x60-2")
+    assert pic("inspect", row["key"], "--store", "s", "--json").json["fixups"].endswith("-8x60-3")
 
 
 def test_a_depfile_names_its_files_too(model: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_large_object_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table_of_fixups_as_a_bar_per_token(model: Path, texts: tuple[Path, Path]) -> None:
     assert pic("compile", "a.txt", "-m", model, "--probes", 4, "-o", "a.kvo").code == 0
     shown = pic("inspect", "a.kvo", "--json").json
-    assert shown["fixups"] == "self-4x60-2" and float(shown["highest"]) > 0
+    assert shown["fixups"] == "self-4x60-3" and float(shown["highest"]) > 0
     assert len(shown["heat"]) == shown["tokens"] and set(shown["heat"]) <= set("▁▂▃▄▅▆▇█") and "█" in shown["heat"]
 
 

@@ -91,7 +91,7 @@ def test_it_is_compiled_again_only_for_another_table(model: Model, store: Store)
     assert new(compile(model, store, CHUNKS[:1], probes=4)) == [True]
     assert new(compile(model, store, CHUNKS, probes=4)) == [False, True, True]
     assert new(compile(model, store, CHUNKS)) == [False] * 3
-    assert [recipe(done) for done in compile(model, store, CHUNKS)] == ["self-4x60-2"] * 3
+    assert [recipe(done) for done in compile(model, store, CHUNKS)] == ["self-4x60-3"] * 3
     assert new(compile(model, store, CHUNKS, probes=2)) == [True] * 3
 
 
@@ -137,19 +137,19 @@ def test_the_small_models_scores_by_the_characters_that_tokens_share(small: Mode
 
 def test_the_recipe_names_who_measured(embedded: Model, small: Model, store: Store) -> None:
     chunk = make_chunk(embedded, TEXT, "test")
-    recipe_of_small = f"{small.target.model[:12]}.{small.target.tokenizer[:12]}-4x60-2"
+    recipe_of_small = f"{small.target.model[:12]}.{small.target.tokenizer[:12]}-4x60-3"
     assert table_of(compile(embedded, store, [chunk], probes=4, probe_model=small)[0])[0] == recipe_of_small
     by_default = compile(embedded, store, [chunk], probes=4)[0]  # by the speculative model, where it is known
     assert table_of(by_default)[0] == recipe_of_small
-    assert table_of(compile(embedded, store, [chunk], probes=4, probe_model=embedded)[0])[0] == "self-4x60-2"
+    assert table_of(compile(embedded, store, [chunk], probes=4, probe_model=embedded)[0])[0] == "self-4x60-3"
     own = compile(small, store, [make_chunk(small, TEXT, "test")], probes=4)  # the small one has none
-    assert table_of(own[0])[0] == "self-4x60-2"
+    assert table_of(own[0])[0] == "self-4x60-3"
 
 
 def test_the_model_itself_is_known_by_what_it_is(embedded: Model, store: Store) -> None:
     again = load_model("embedded", device="cpu")
     (done,) = compile(embedded, store, [make_chunk(embedded, TEXT, "test")], probes=4, probe_model=again)
-    assert table_of(done)[0] == "self-4x60-2"
+    assert table_of(done)[0] == "self-4x60-3"
 
 
 def test_only_another_recipe_is_compiled_again_and_the_key_stays(embedded: Model, small: Model, store: Store) -> None:
@@ -174,7 +174,7 @@ def test_with_the_same_tokenizer_tokens_are_measured_as_they_are(store: Store) -
     model, other = tiny_model(0), tiny_model(7)
     (chunk,) = make_chunks((30,))
     recipe, table = table_of(compile(model, store, [chunk], probes=4, probe_model=other)[0])
-    assert recipe == f"{other.target.model[:12]}.{other.target.tokenizer[:12]}-4x60-2"
+    assert recipe == f"{other.target.model[:12]}.{other.target.tokenizer[:12]}-4x60-3"
     np.testing.assert_array_equal(table, own_table(other, list(chunk.tokens), 4))
     assert not np.array_equal(table, own_table(model, list(chunk.tokens), 4))
 

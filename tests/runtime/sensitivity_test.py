@@ -47,23 +47,30 @@ def forward(module: Any, tokens: torch.Tensor) -> tuple[list[torch.Tensor], torc
     return [key.view(*key.shape[:2], -1, tiny.SIZE["head_dim"]) for key in keys], logits
 
 
-@pytest.mark.parametrize("architecture", ["llama", "llama3", "mistral-window", "qwen2"])
-def test_a_table_is_what_the_formula_says_of_transformers_own_forward(architecture: str) -> None:
-    model, (chunk,) = make_model(architecture), random_chunks([20])
+@pytest.mark.parametrize(
+    ("architecture", "length"), [("llama", 20), ("llama3", 20), ("mistral-window", 20), ("qwen2", 20), ("llama", 300)]
+)
+def test_a_table_is_what_the_formula_says_of_transformers_own_forward(architecture: str, length: int) -> None:
+    model, (chunk,) = make_model(architecture), random_chunks([length])
     probes = make_probes(model, COUNT, LENGTH)
     module = reference.eager(model.module)
     own, _ = forward(module, probes.tokens)
     keys, logits = forward(module, torch.cat([probes.tokens, torch.tensor([chunk] * COUNT)], 1))
-    highest = torch.zeros(20)
-    for of_probes, key in list(zip(own, keys, strict=True))[1:]:
+    room = model.max_positions - 1 - length  # too little for all 300
+    after_itself, _ = forward(module, torch.tensor([[0, *chunk[-room:], *chunk]]))
+    by_probes = by_itself = torch.zeros(length)
+    for of_probes, key, again in list(zip(own, keys, after_itself, strict=True))[1:]:
         spread = of_probes[:, 1:].flatten(0, 1).var(0, correction=0).sum(-1)  # [kv_heads]
         share = key[:, LENGTH:].var(0, correction=0).sum(-1) / spread
-        highest = torch.maximum(highest, share.amax(1))
-    p = logits[:, LENGTH - 1 : -1].softmax(-1)[:, torch.arange(20), chunk].mean(0)
+        by_probes = torch.maximum(by_probes, share.amax(1))
+        moved = (again[0, -length:] - key[:, LENGTH:].mean(0)).square().sum(-1) / spread
+        by_itself = torch.maximum(by_itself, moved.amax(1))
+    p = logits[:, LENGTH - 1 : -1].softmax(-1)[:, torch.arange(length), chunk].mean(0)
     (table,) = tables(model, probes, [chunk])
-    assert table.dtype == np.float16
-    np.testing.assert_allclose(table, (highest * (1 - p).clamp_min(0.1)).numpy(), rtol=2e-3, atol=1e-4)
-    assert float(table.max()) > 0.01
+    assert table.dtype == np.float16 and (room < length) == (length == 300)
+    wanted = (by_probes + by_itself) / 2 * (1 - p).clamp_min(0.1)
+    np.testing.assert_allclose(table, wanted.numpy(), rtol=2e-3, atol=1e-4)
+    assert float(by_probes.max()) > 0.01 < float(by_itself.max())
 
 
 def test_a_token_that_is_expected_keeps_a_tenth_of_its_score(monkeypatch: pytest.MonkeyPatch) -> None:

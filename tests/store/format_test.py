@@ -162,7 +162,7 @@ def write_by_description(path: Path, dtype: str, fixups: bool, more: dict[str, s
     [
         ("float32", False, {}, {"codec": "none", "sinks": 0}),
         ("bfloat16", False, {}, {"codec": "none", "sinks": 4, "dummy": 1}),
-        ("float32", True, {"fixups": "self-8x60-2"}, {"codec": "none", "sinks": 0}),
+        ("float32", True, {"fixups": "self-8x60-3"}, {"codec": "none", "sinks": 0}),
         ("bfloat16", False, {"salted": "c" * 64}, {"codec": "none", "sinks": 0}),
         ("float32", False, {}, {"parent": "", "rotation": ""}),
     ],
