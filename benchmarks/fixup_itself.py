@@ -87,11 +87,8 @@ class Measurer:
     def measure(self, layout: Layout, naive: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> Signals:
         """Of all tokens of a prompt's chunks. naive: K and V of its parts, each on its own, by layer."""
         tokens, start = layout.tokens[: layout.num_context].tolist(), layout.head[1]
-        full, stored = (
-            self._keys((), tokens),
-            [torch.cat([kv[0] for kv in parts], 1) for parts in zip(*naive, strict=True)],
-        )
-        true = self._highest(zip(full, stored, strict=True))[start:]
+        stored = [torch.cat([kv[0] for kv in parts], 1) for parts in zip(*naive, strict=True)]
+        true = self._highest(zip(self._keys((), tokens), stored, strict=True))[start:]
         each = [self._of_chunk(tokens[slice(*span)]) for span in layout.chunks]
         own, itself, new = (np.concatenate(part) for part in zip(*each, strict=True))
         return Signals(own, itself, true, new)

@@ -92,7 +92,7 @@ class Compilation:
         option(
             "--probes",
             "N",
-            "Measure a table of fixups with N probes (usually 8). Costs N forward passes per chunk.",
+            "Measure a table of fixups with N probes (usually 8). Costs about N + 2 forward passes per chunk.",
             COMPILING,
             min=0,
         ),

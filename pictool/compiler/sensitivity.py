@@ -34,8 +34,9 @@ def probe_tokens(model: Model) -> int:
 class TableMaker:
     """Makes the fixup tables of chunks that are compiled for `target`.
 
-    `measurer` runs a chunk's text after `probes` prefixes that it wrote itself (`runtime/sensitivity.py`). It is the
-    target, or a smaller model with any tokenizer, whose scores are mapped to the target's tokens by characters.
+    `measurer` runs a chunk's text after `probes` prefixes that it wrote itself, and after a copy of the text
+    (`runtime/sensitivity.py`). It is the target, or a smaller model with any tokenizer, whose scores are mapped to the
+    target's tokens by characters.
     """
 
     target: Model

@@ -31,7 +31,7 @@
     sinks       the number of dummy tokens before the chunk when it was compiled
     dummy       the id of the token that was repeated so often; only with sinks (not in objects of version 0.1.0)
     codec       how KV is coded
-    fixups      how the table was made ("self-8x60-2"); only if there is one
+    fixups      how the table was made ("self-8x60-3"); only if there is one
     parent      only of a block of a prefix chain: the key of the block before it, "" for the first (`chains.py`)
     rotation    only of such a block, and only where rotation depends on the prompt's length: how it was rotated
     salted      only of an object with a salt: how the salt entered the key (`Identity`)
