@@ -215,6 +215,41 @@ class Identity:
         return unsalted if salted is None else hashlib.sha256(f"{unsalted} {salted}".encode()).hexdigest()
 
 
+@dataclass(frozen=True, order=True)
+class PromptText:
+    """A text that a template wrote: a special token that it names is a control token. A `str` in its place is the text
+    of a user or a document, in which nothing is (`Model.encode`).
+
+    Fields:
+        literals: the characters [start, end) of special tokens' names that users or documents wrote, in order; they
+            are text, too.
+        begins: it begins a prompt whose template is the caller's: the tokenizer's BOS comes before it, unless it names
+            that itself.
+    """
+
+    text: str
+    literals: tuple[tuple[int, int], ...] = ()
+    begins: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def __add__(self, other: PromptText) -> PromptText:
+        size = len(self.text)
+        moved = ((start + size, end + size) for start, end in other.literals)
+        return PromptText(self.text + other.text, (*self.literals, *moved), self.begins)
+
+    def cut(self, start: int, end: int | None = None) -> PromptText:
+        """The characters [start, end) of it."""
+        text = self.text[start:end]
+        kept = ((max(0, first - start), min(last - start, len(text))) for first, last in self.literals)
+        literals = tuple((first, last) for first, last in kept if first < last)
+        return PromptText(text, literals, self.begins and start == 0)
+
+
 @dataclass(frozen=True)
 class Chunk:
     """An immutable run of tokens that is compiled on its own. `source` is where it came from, for people."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pictool.core import Chunk
+from pictool.core import Chunk, PromptText, TokenIds
 from pictool.errors import InputError, ObjectError
 from pictool.reading import read_stream
 
@@ -63,7 +63,7 @@ def _too_large(path: str) -> InputError:
     return InputError(f"{path}: more than {MAX_FILE_BYTES >> 20} MiB of text; split it")
 
 
-def require_within(model: Model, text: str, source: str, remedy: str = "shorten it") -> None:
+def require_within(model: Model, text: str | PromptText, source: str, remedy: str = "shorten it") -> None:
     """Refuse a text that is to be linked, if its beginning alone has twice as many tokens as the model has positions.
 
     Tokenizing megabytes takes seconds.
@@ -72,17 +72,36 @@ def require_within(model: Model, text: str, source: str, remedy: str = "shorten 
         InputError: names the source, and what to do.
     """
     limit = _LONG * model.max_positions
-    if len(text) > limit and len(model.encode(text[:limit])) > 2 * model.max_positions:
+    beginning = text[:limit] if isinstance(text, str) else text.cut(0, limit)
+    if len(text) > limit and len(model.encode(beginning)) > 2 * model.max_positions:
         raise InputError(
             f"{source}: more than {2 * model.max_positions} tokens, but the model takes {model.max_positions} "
             f"positions; {remedy}"
         )
 
 
-def encode_within(model: Model, text: str, source: str) -> tuple[int, ...]:
+def encode_within(model: Model, text: str | PromptText, source: str) -> tuple[int, ...]:
     """The token ids of a text that is to be linked. Raises InputError as `require_within`."""
     require_within(model, text, source)
-    return model.encode(text)
+    return _encode_noted(model, text, source)
+
+
+def marker_note(model: Model, text: str | PromptText, source: str) -> str | None:
+    """What there is to say of markers of turns, and other names of special tokens, that somebody wrote into a text."""
+    found = model.encoder.markers(text) if isinstance(text, str) else text.literals
+    if not found:
+        return None
+    (start, end), more = found[0], f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return f"{source}: has the marker {str(text)[start:end]} at character {start}{more}; it is read as text"
+
+
+def _encode_noted(model: Model, text: str | PromptText, source: str) -> tuple[int, ...]:
+    if note := marker_note(model, text, source):
+        model.on_note(note)
+    try:
+        return model.encode(text)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error
 
 
 def make_chunk(model: Model, text: str, source: str) -> Chunk:
@@ -93,7 +112,7 @@ def make_chunk(model: Model, text: str, source: str) -> Chunk:
     """
     remedy = "cut it with --chunk-tokens"
     require_within(model, text, source, remedy)
-    chunk = Chunk(text, model.encode(text), source)
+    chunk = Chunk(text, _encode_noted(model, text, source), source)
     if not chunk.tokens:
         raise InputError(f"{source}: has no tokens; there is nothing to compile")
     if len(chunk) > model.max_positions:
@@ -122,6 +141,20 @@ def require_own_text(model: Model, file: ObjectFile) -> None:
         raise ObjectError(
             f"{file.name}: its text is not that of its tokens; delete it, or compile its own text again "
             "(pic compile --force)"
+        )
+
+
+def require_text(model: Model, tokens: TokenIds, name: str) -> None:
+    """Refuse a document's object that has control tokens: before markers were read as text, a document's became these.
+
+    Raises:
+        ObjectError: names the object, and the marker.
+    """
+    found = model.encoder.find_control(tokens.tolist())
+    if found is not None:
+        raise ObjectError(
+            f"{name}: has the control token {model.tokenizer.decode([found])}, which no text of a document makes any "
+            "more; compile its text again"
         )
 
 
@@ -170,8 +203,7 @@ def _pieces(model: Model, text: str, chunk_tokens: int, overlap: int) -> Iterato
 
 def _token_ends(model: Model, text: str) -> list[int]:
     """The character at which each token of the text ends; strictly after the last of the token before it."""
-    encoding = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    return [int(end) for _, end in encoding["offset_mapping"]]
+    return [int(end) for _, end in model.encoder.encode_with_offsets(text)[1]]
 
 
 def _cut(text: str, start: int, ends: list[int], first: int, limit: int) -> int:

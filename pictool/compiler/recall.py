@@ -31,6 +31,7 @@ _MAX_ROWS = 500_000
 _WAIT_S = 0.2
 _LIBRARIES = ("pictool", "torch", "transformers", "tokenizers")
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # where `auto` is no CPU, for all that is known here
+_READING = 2  # how texts become tokens: 1 read markers as control tokens
 _KEY = re.compile("[0-9a-f]{64}")
 
 
@@ -79,6 +80,7 @@ class Surroundings:
             "directory": str(self.directory.resolve()),
             "accelerators": [path for path in _ACCELERATORS if os.path.exists(path)],
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "reading": _READING,
             "versions": [_version(name) for name in _LIBRARIES],
         }
         del rest["salt"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import CODEC, Compiled, compile_chunks, head_codec
 from pictool.compiler.sensitivity import PROBES
-from pictool.core import Chunk, CompileOptions
+from pictool.core import Chunk, CompileOptions, PromptText
 from pictool.errors import StoreError
 from pictool.eval.algorithms import FULL, Algorithm
 from pictool.eval.cases import CaseGroup, PreparedCase, prefixed_errors
@@ -20,6 +20,7 @@ from pictool.eval.metrics import METRICS
 from pictool.eval.results import CaseResult
 from pictool.linker.policies import object_kinds
 from pictool.linker.policies.base import Policy
+from pictool.linker.resolve import head_chunk
 from pictool.linker.spec import Spec
 from pictool.runtime.machine import PeakMemory
 from pictool.store.store import Store
@@ -90,13 +91,13 @@ class Runner:
         algorithms = (algorithm for label, algorithm in self._algorithms.items() if label in labels)
         return [algorithm.policy for algorithm in algorithms if algorithm.method is None]
 
-    def _compile(self, chunks: Sequence[Chunk], heads: set[str], labels: set[str]) -> None:
+    def _compile(self, chunks: Sequence[Chunk], heads: set[PromptText], labels: set[str]) -> None:
         """Compile what the policies reuse and the store lacks, each chunk in a forward of its own."""
         kinds = object_kinds(self._policies(labels), self._codec, PROBES, self._model.geometry.states is not None)
         for kind in kinds:
             compile_chunks(self._model, self._store, chunks, kind, alone=True, check=False)  # its link checks it
         if kinds:
-            encoded = (Chunk(head, self._model.encode(head), "head") for head in sorted(heads))
+            encoded = (head_chunk(self._model, head) for head in sorted(heads))
             options = CompileOptions(codec=head_codec(self._codec), cut=0)
             named = [head for head in encoded if head.tokens]
             compile_chunks(self._model, self._store, named, options, alone=True, check=False)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pictool.compiler.chunking import encode_within
-from pictool.core import Chunk, Layout, RowMask
+from pictool.core import Chunk, Layout, PromptText, RowMask
 from pictool.errors import InputError, NotFiniteError, ObjectError
 from pictool.linker.context import Context, KeptChain, ReusePlan, context_of
 from pictool.linker.cuts import round_to_cuts
@@ -263,7 +263,7 @@ def compute(prepared: PreparedLink, reservation: Reservation) -> Linked:
     linked = {part.file.meta.key for part in reused.placed}
     parts = tuple(part.after(linked) for part in prompt_parts.parts[1:])
     return Linked(
-        image, policy, parts, prompt.texts, fusor.rows, fusor.scores,
+        image, policy, parts, tuple(map(prompt.model.encoder.whole, prompt.texts)), fusor.rows, fusor.scores,
         timing, loader.bytes_read, reservation.use if reservation.on_finish else None, prefix,
     )  # fmt: skip
 
@@ -273,7 +273,7 @@ class PromptParts:
     """A prompt that is laid out. `parts` are head and chunks; `required` [N] are the rows that no object has."""
 
     layout: Layout
-    texts: tuple[str, ...]  # of head, chunks and tail
+    texts: tuple[str | PromptText, ...]  # of head, chunks and tail
     parts: tuple[Part, ...]
     required: RowMask | None = None
 

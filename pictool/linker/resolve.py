@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pictool.compiler.chunking import encode_within, make_chunks, read_text, require_own_text
+from pictool.compiler.chunking import encode_within, make_chunks, read_text, require_own_text, require_text
 from pictool.compiler.compile import Compiled, compile_chunks, object_key
-from pictool.core import Chunk, CompileOptions, GeneratedChunk, Text
+from pictool.core import Chunk, CompileOptions, GeneratedChunk, PromptText, Text
 from pictool.errors import ForeignObjectError, InputError, ObjectError, RemoteError, StoreError, UnwritableStoreError
 from pictool.linker.spec import Spec
 from pictool.reading import exists
@@ -128,9 +128,14 @@ def resolve_plan(model: Model, store: Store, plan: LinkPlan, opened: ExitStack) 
     return parts
 
 
-def head_part(model: Model, spec: Spec, head: str) -> Part:
-    """The part of a prompt's head, perhaps without tokens."""
-    return Part(Chunk(head, encode_within(model, head, "the head"), "head"), spec.head_object_for(model))
+def head_chunk(model: Model, head: PromptText) -> Chunk:
+    """A prompt's head, perhaps without tokens."""
+    return Chunk(model.encoder.whole(head), encode_within(model, head, "the head"), "head")
+
+
+def head_part(model: Model, spec: Spec, head: PromptText) -> Part:
+    """The part of a prompt's head."""
+    return Part(head_chunk(model, head), spec.head_object_for(model))
 
 
 def find_key(model: Model, store: Store, name: str) -> str:
@@ -157,6 +162,7 @@ def _object_parts(model: Model, store: Store, path: Path, opened: ExitStack) -> 
     if store.requires_signed and not store.admits(file):
         raise ObjectError(f"{path}: no trusted key has signed it (--require-signed); sign it, or compile its text")
     tokens, meta = _own_tokens(model, file, str(path)), file.meta
+    require_text(model, file.tokens(), str(path))
     return [Part(Chunk(file.text(), tokens, str(path)), CompileOptions(meta.sinks, meta.codec, cut=meta.cut), file)]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pictool.compiler.compile import CODEC, head_codec
 from pictool.compiler.sensitivity import PROBES
-from pictool.core import Chunk, CompileOptions, Message, Sampling, Text
+from pictool.core import Chunk, CompileOptions, Message, PromptText, Sampling, Text
 from pictool.errors import InputError
 from pictool.linker.grid import named_policy
 from pictool.linker.policies import DEFAULT, make_policy, object_kinds
@@ -40,7 +40,9 @@ class Spec:
         chunk_tokens: text files are cut into chunks of at most so many tokens.
         codec: how the KV of documents that are compiled is kept. The head's is always kept without loss.
         messages: a chat in place of a query; the documents come before the text of its last user message.
-        is_raw: head and query are the prompt's texts as they are: no chat template, no BOS.
+        is_raw: head and query are the prompt's texts as the caller's own template wrote them: markers in them are
+            control tokens, and BOS comes before them if the tokenizer puts it before texts.
+        written: head and tail as a template wrote them, in place of head and query.
         plan: a prompt whose token ids and objects are laid out already, in place of a query and documents; its policy
             is the spec's.
     """
@@ -57,6 +59,7 @@ class Spec:
     codec: str = CODEC
     messages: tuple[Message, ...] = ()
     is_raw: bool = False
+    written: Frame | None = None
     plan: LinkPlan | None = None
 
     def __post_init__(self) -> None:
@@ -73,8 +76,13 @@ class Spec:
 
     @classmethod
     def raw(cls, documents: Sequence[Document], tail: str, policy: Policy, head: str = "") -> Spec:
-        """A prompt of these very texts: head + documents + tail."""
+        """A prompt of these very texts: head + documents + tail (`is_raw`)."""
         return cls(tail, documents, policy, head, is_raw=True)
+
+    @classmethod
+    def framed(cls, documents: Sequence[Document], frame: Frame, policy: Policy) -> Spec:
+        """A prompt of documents in a frame that is there already."""
+        return cls(documents=documents, policy=policy, written=frame)
 
     @classmethod
     def planned(cls, plan: LinkPlan, max_new_tokens: int = MAX_NEW_TOKENS, sampling: Sampling = Sampling()) -> Spec:
@@ -88,8 +96,11 @@ class Spec:
             InputError: an empty query, a template without `{query}`, or messages without a user's.
             ModelError: a chat template that does not keep the documents in one place.
         """
-        if self.is_raw:
-            return Frame(self.head or "", self.query)
+        if self.written is not None:
+            return self.written
+        if self.is_raw:  # without a head and documents, the tail begins it
+            begins = bool(self.head or self.documents)
+            return Frame(PromptText(self.head or "", begins=begins), PromptText(self.query, begins=not begins))
         if self.messages:
             return frame_messages(model, self.messages, self.head, self.query_template)
         return make_frame(model, self.query, self.head, self.query_template)

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.core import TokenIds
+from pictool.core import PromptText, TokenIds
 from pictool.errors import InputError
+from pictool.runtime.encoder import Encoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,7 +52,7 @@ class TokenizedParts:
     starts: tuple[int, ...]
 
 
-def tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> TokenizedParts:
+def tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str | PromptText]) -> TokenizedParts:
     """Tokens and spans of parts, each tokenized on its own, without special tokens (docs/design.md §2 rule 1).
 
     Every token has text but the special ones. The unknown token has text, unless the text names it; a special token
@@ -66,7 +67,8 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tokeni
             "tokenizer's; use a model with a fast tokenizer (tokenizer.json)"
         )
     special = _special_ids(tokenizer)
-    parts = [_tokenize_part(tokenizer, text, special) for text in texts]
+    encoder = Encoder(tokenizer)
+    parts = [_tokenize_part(encoder, text, special) for text in texts]
     ends = np.cumsum([len(text) for text in texts])
     starts = np.cumsum([0, *(len(tokens) for tokens, _ in parts)])[:-1]
     spans = [part + end - len(text) for (_, part), end, text in zip(parts, ends, texts, strict=True)]
@@ -115,12 +117,14 @@ def _special_ids(tokenizer: PreTrainedTokenizerBase) -> NDArray[np.int64]:
     return np.asarray([token for token, entry in added if entry.special], np.int64)
 
 
-def _tokenize_part(tokenizer: PreTrainedTokenizerBase, text: str, special: NDArray[np.int64]) -> tuple[TokenIds, Spans]:
+def _tokenize_part(
+    encoder: Encoder, text: str | PromptText, special: NDArray[np.int64]
+) -> tuple[TokenIds, Spans]:  # fmt: skip
     """Tokens [m] and spans [m, 2] of one text."""
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    tokens = np.asarray(encoded["input_ids"], np.int32)
-    pieces = tokenizer.convert_ids_to_tokens(encoded["input_ids"])
-    spans = np.asarray(encoded["offset_mapping"], np.int64).reshape(-1, 2)
+    ids, offsets = encoder.encode_with_offsets(text)
+    text, tokens = str(text), np.asarray(ids, np.int32)
+    pieces = encoder.tokenizer.convert_ids_to_tokens(ids)
+    spans = np.asarray(offsets, np.int64).reshape(-1, 2)
     has_text = ~np.isin(tokens, special)
     for i in np.flatnonzero(~has_text).tolist():
         has_text[i] = _is_unknown(pieces[i], text[slice(*spans[i])])

@@ -11,11 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pictool.core import Geometry, Identity, Target, TokenIds
+from pictool.core import Geometry, Identity, PromptText, Target, TokenIds
 from pictool.errors import InputError, ModelError, PicError
 from pictool.reading import shown
 from pictool.runtime import architectures, checkpoint, fingerprint, quantized, support
 from pictool.runtime.device import resolve_device, resolve_dtype
+from pictool.runtime.encoder import Encoder
 from pictool.runtime.machine import require_memory
 
 if TYPE_CHECKING:
@@ -50,10 +51,12 @@ class Model:
         device: ``cpu``, ``cuda``, …. dtype: dtype of computation.
         salt: a tenant's own; objects of another salt are never found.
         on_wait: called with what takes long, as loading weights; it lasts as long as the context that is returned.
+        on_note: called with a line about a text in which there is something that its reader may not expect.
         engine: the name of the engine that runs it, if none is named.
     """
 
     engine: ClassVar[str] = "torch"
+    _encoder: Encoder | None = None
 
     def __init__(
         self,
@@ -74,11 +77,16 @@ class Model:
         self._module, self.salt = module, salt
         self._state: fingerprint.ModuleState | None = None  # of the module, once it is loaded
         self.on_wait: Callable[[str], AbstractContextManager[None]] = self.no_wait
+        self.on_note: Callable[[str], None] = self.no_note
 
     @staticmethod
     def no_wait(_: str) -> AbstractContextManager[None]:
         """Tell nobody."""
         return nullcontext()
+
+    @staticmethod
+    def no_note(_: str) -> None:
+        """Tell nobody."""
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.device}, {self.dtype})"
@@ -181,7 +189,7 @@ class Model:
 
     def with_salt(self, salt: str) -> Model:
         """The same model, with all that is loaded of it, for another tenant."""
-        _ = self.stack, self.target, self.eos_ids
+        _ = self.stack, self.target, self.eos_ids, self.encoder
         other = copy(self)
         other.salt = salt
         return other
@@ -294,14 +302,22 @@ class Model:
             )
         return frozenset(listed)
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of `text`, without special tokens (rule 1).
+    @property
+    def encoder(self) -> Encoder:
+        """What tokenizes by its tokenizer as it is now."""
+        if self._encoder is None or self._encoder.tokenizer is not self.tokenizer:
+            self._encoder = Encoder(self.tokenizer)
+        return self._encoder
+
+    def encode(self, text: str | PromptText) -> tuple[int, ...]:
+        """Token ids of a text, without special tokens before and after it (rule 1); only a `PromptText` may name some.
 
         Raises:
             ModelError: a tokenizer that fails, or gives tokens that the model does not have.
+            InputError: a marker in the text that cannot be told from a control token.
         """
         with _loading(f"{self.name}: the tokenizer (tokenizer.json) fails"):
-            ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+            ids = tuple(self.encoder.encode(text))
         if images := architectures.image_tokens(self.whole_config).intersection(ids):
             token = self.tokenizer.decode([min(images)])
             raise ModelError(

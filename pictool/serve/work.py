@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pictool.core import AnswerFormat, Sampling
+from pictool.core import AnswerFormat, PromptText, Sampling
 from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
 
@@ -30,6 +30,9 @@ class PlainText:
     """Text as it is; stored documents in it may be recognised."""
 
     text: str
+
+    def __add__(self, other: PlainText) -> PlainText:
+        return PlainText(self.text + other.text)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class MarkedText:
 
 
 Piece = PlainText | TokenizedText | ObjectReference | MarkedText
+WrittenPiece = PromptText | TokenizedText | ObjectReference | MarkedText  # of a prompt that its template wrote
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True)
 class RawPrompt:
-    """A prompt as it is."""
+    """A prompt whose template is the client's: markers in its plain texts are control tokens."""
 
     pieces: tuple[Piece, ...]
 
@@ -222,6 +226,7 @@ class Reuse:
         hint: why documents in its texts were not recognised, as far as their form tells.
         nearest: the stored document that comes nearest to a text in which none was recognised, and what is wrong.
         marked: the objects of its marked texts.
+        notes: what is in its texts that the client may not expect.
         prefix: of the exact tokens, those that an earlier request computed after the same tokens.
         parts: what became of which tokens, without gaps; empty if that is not known. `explains`: the client asked.
         guarantee: what is guaranteed of answers of its class, of a server with `--guarantee`.
@@ -244,6 +249,7 @@ class Reuse:
     explains: bool = False
     guarantee: Mapping[str, Any] | None = field(default=None, compare=False)
     retrieved: tuple[RetrievedDocument, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def num_compiled(self) -> int:
@@ -263,6 +269,8 @@ class Reuse:
         """The field `pic` of a response."""
         names = ("problem", "hint", "nearest", "guarantee")
         more: dict[str, Any] = {name: text for name in names if (text := getattr(self, name)) is not None}
+        if self.notes:
+            more["notes"] = list(self.notes)
         if self.retrieved:
             more["retrieved"] = [document.report() for document in self.retrieved]
         if self.explains:

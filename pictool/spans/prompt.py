@@ -13,9 +13,9 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import encode_within
-from pictool.core import Chunk, GeneratedChunk
+from pictool.core import Chunk, GeneratedChunk, PromptText
 from pictool.errors import InputError, ModelError
-from pictool.runtime.chat.template import CHAT_QUERY, PLAIN_QUERY
+from pictool.runtime.chat.template import CHAT_QUERY, PLAIN_QUERY, render_chat
 from pictool.spans.query import Fragment, Join, Message, Par, Plus, Query, Role
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ class MessageSpan:
 class CallPrompt:
     """Head, documents and tail, each tokenized on its own."""
 
-    head: str
+    head: PromptText
     documents: tuple[Chunk, ...]
-    tail: str
+    tail: PromptText
 
 
 def spans_of(query: Query) -> list[MessageSpan]:
@@ -104,7 +104,8 @@ def make_prompt(model: Model, query: Query) -> CallPrompt:
         documents.append(_chunk(model, span))
         num_tokens += len(documents[-1])
         if index < len(between) and between[index]:
-            documents.append(Chunk(between[index], encode_within(model, between[index], "the prompt"), "between spans"))
+            tokens = encode_within(model, between[index], "the prompt")
+            documents.append(Chunk(between[index].text, tokens, "between spans"))
             num_tokens += len(documents[-1])
         if num_tokens > model.max_positions:  # the rest need not be tokenized
             raise InputError(
@@ -112,7 +113,7 @@ def make_prompt(model: Model, query: Query) -> CallPrompt:
                 "link fewer or shorter documents"
             )
     if not tail and documents:  # the last span is what is answered
-        tail = documents.pop().text
+        tail = model.encoder.quoted(documents.pop().text)
     return CallPrompt(head, tuple(documents), tail)
 
 
@@ -167,7 +168,7 @@ def _chunk(model: Model, span: MessageSpan) -> Chunk:
     return GeneratedChunk(text, tokens, span.source, first.object)
 
 
-def _render_plain(model: Model, spans: Sequence[MessageSpan]) -> tuple[str, list[str], str]:
+def _render_plain(model: Model, spans: Sequence[MessageSpan]) -> tuple[PromptText, list[PromptText], PromptText]:
     """Head, what is between the objects, and tail, of a model without a chat template."""
     *rest, last = spans
     texts = [span_text(span) for span in spans]
@@ -176,52 +177,56 @@ def _render_plain(model: Model, spans: Sequence[MessageSpan]) -> tuple[str, list
         before = "".join(message.text for message in last.messages[:-1])
         tail = PLAIN_QUERY.replace("{query}", asked.text)
         if not any(span.is_object for span in rest):  # a prompt without objects: the question is its tail
-            return (model.tokenizer.bos_token or "") + before, [], tail
+            return _bos(model) + model.encoder.quoted(before), [], model.encoder.quoted(tail)
         texts[-1] = before + tail
-    return _split(model.tokenizer.bos_token or "", spans, texts)
+    return _split(model, spans, texts)
 
 
-def _split(head: str, spans: Sequence[MessageSpan], texts: Sequence[str]) -> tuple[str, list[str], str]:
+def _bos(model: Model) -> PromptText:
+    return PromptText(model.tokenizer.bos_token or "")
+
+
+def _split(
+    model: Model, spans: Sequence[MessageSpan], texts: Sequence[str]
+) -> tuple[PromptText, list[PromptText], PromptText]:  # fmt: skip
     between = [""]
     for span, text in zip(spans, texts, strict=True):
         if span.is_object:
             between.append("")
         else:
             between[-1] += text
-    if len(between) == 1:
-        return head, [], between[0]
-    return head + between[0], between[1:-1], between[-1]
+    first, *rest = map(model.encoder.quoted, between)
+    return (_bos(model) + first, rest[:-1], rest[-1]) if rest else (_bos(model), [], first)
 
 
-def _render_chat(model: Model, spans: Sequence[MessageSpan]) -> tuple[str, list[str], str]:
+def _render_chat(model: Model, spans: Sequence[MessageSpan]) -> tuple[PromptText, list[PromptText], PromptText]:
     """As `_render_plain`, of a model with one."""
-    from jinja2 import TemplateError
-
     chat, count = _chat(spans)
-    try:
-        text = str(model.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
-    except TemplateError as error:
-        raise ModelError(f"{model.name}: its chat template refuses these messages ({error}); change them") from error
+    rendered = render_chat(model, chat)
     if not count:
-        return _split_question(model, chat, text)
-    between: list[str] = []
-    at = 0
+        return _split_question(chat, rendered)
+    between: list[PromptText] = []
+    at, text = 0, rendered.text
     for index in range(count):
         mark = _OPEN.format(index)
         start = text.find(mark, at)
         end = text.find(_CLOSE, start + len(mark))
         if start < 0 or end < 0:
             raise ModelError(f"{model.name}: its chat template changes the user's message; it cannot be split at spans")
-        between.append(text[at:start])
+        between.append(rendered.cut(at, start))
         at = end + len(_CLOSE)
-    return between[0], between[1:], text[at:]
+    return between[0], between[1:], rendered.cut(at)
 
 
-def _split_question(model: Model, chat: Sequence[dict[str, str]], text: str) -> tuple[str, list[str], str]:
+def _split_question(
+    chat: Sequence[dict[str, str]], rendered: PromptText
+) -> tuple[PromptText, list[PromptText], PromptText]:  # fmt: skip
     """A chat without objects: what comes before its last message is the head."""
     question = chat[-1]["content"].strip()
-    head, found, tail = text.rpartition(question)
-    return (head, [], found + tail) if found and tail else ("", [], text)
+    head, found, tail = rendered.text.rpartition(question)
+    if not (found and tail):
+        return PromptText(""), [], rendered
+    return rendered.cut(0, len(head)), [], rendered.cut(len(head))
 
 
 def _chat(spans: Sequence[MessageSpan]) -> tuple[list[dict[str, str]], int]:

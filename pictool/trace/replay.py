@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from pictool.compiler.compile import Compiled, compile_chunks, object_key
-from pictool.core import Chunk, CompileOptions, GeneratedChunk, RowMask
+from pictool.core import Chunk, CompileOptions, GeneratedChunk, PromptText, RowMask
 from pictool.errors import PicError, TraceError
 from pictool.linker.link import Linked, link
 from pictool.linker.policies.base import Deviation, Policy, Prompt, Selection
 from pictool.linker.spec import Document, Spec
+from pictool.runtime.chat.template import Frame
 from pictool.runtime.decode import Generated
 from pictool.runtime.memory.pieces import pieces_of
 from pictool.store.codecs import codecs
@@ -109,10 +110,25 @@ def _link(
 ) -> Linked:
     model.require_no_states("replays of traces")
     objects = _objects(model, store, trace, name, on_compile)
-    linked = link(model, store, Spec.raw(objects, trace.texts[-1], policy, trace.texts[0]))
+    linked = link(model, store, Spec.framed(objects, _frame(model, trace), policy))
     if not np.array_equal(linked.image.layout.tokens, trace.layout.tokens):
         raise TraceError(f"{name}: its texts are not those of its tokens, so the link cannot be repeated; link again")
     return linked
+
+
+def _frame(model: Model, trace: Trace) -> Frame:
+    """The head and tail of a trace, whose tokens tell which markers in them are control tokens."""
+    encoder, ends = model.encoder, np.cumsum([0, *map(len, trace.pieces)])
+    controls = set(ends[:-1][np.isin(trace.layout.tokens, [*encoder.control.values()])].tolist())
+
+    def written(text: str, start: int, end: int) -> PromptText:
+        tokens, before = tuple(trace.layout.tokens[start:end].tolist()), len(encoder.prefix_text)
+        markers = encoder.markers(text)
+        quoted = PromptText(text, tuple(span for span in markers if ends[start] + span[0] not in controls))
+        forms = (PromptText(text), quoted, replace(quoted.cut(before), begins=True))
+        return next((form for form in forms if model.encode(form) == tokens), quoted)
+
+    return Frame(written(trace.texts[0], *trace.layout.head), written(trace.texts[-1], *trace.layout.tail))
 
 
 def _objects(

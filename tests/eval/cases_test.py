@@ -23,9 +23,9 @@ def test_consecutive_cases_with_equal_documents_make_a_group() -> None:
 
 def test_a_question_is_asked_as_its_case_says() -> None:
     (first, second), third, _ = (group.cases for group in group_cases(model(), CASES, SpecOptions()).groups)
-    assert (first.frame.head, first.frame.tail) == ("<s>", "Question: Who knows one?\nAnswer:")
-    assert second.frame.head == "<s>You are."
-    assert third[0].frame.tail == " Who knows three?!" and third[0].spec.max_new_tokens == 4
+    assert (first.frame.head.text, first.frame.tail.text) == ("<s>", "Question: Who knows one?\nAnswer:")
+    assert second.frame.head.text == "<s>You are."
+    assert third[0].frame.tail.text == " Who knows three?!" and third[0].spec.max_new_tokens == 4
 
 
 def test_options_come_before_the_case() -> None:
@@ -34,7 +34,7 @@ def test_options_come_before_the_case() -> None:
         assert all(1 <= len(chunk) <= 5 for chunk in group.chunks)
         assert "".join(chunk.text for chunk in group.chunks) == "".join(group.cases[0].case.documents)
         for prepared in group.cases:
-            assert (prepared.frame.head, prepared.frame.tail) == ("<s>Hey.", f"Q {prepared.case.query}")
+            assert (prepared.frame.head.text, prepared.frame.tail.text) == ("<s>Hey.", f"Q {prepared.case.query}")
             assert prepared.spec.max_new_tokens == 2
 
 

@@ -15,7 +15,7 @@ from scipy.stats import entropy
 from transformers import LlamaConfig
 
 from pictool.api import compile, link
-from pictool.core import Chunk, Sampling
+from pictool.core import Chunk, PromptText, Sampling
 from pictool.errors import ModelError, PicError
 from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.cases import CaseGroup, SpecOptions, group_cases
@@ -61,12 +61,12 @@ def links(opened: Model, store: Store, name: str) -> dict[str, Linked]:
     group, prepared = next(
         (group, prepared) for group in groups_of(opened, *CASES) for prepared in group.cases if prepared.id == name
     )
-    head = Chunk(prepared.frame.head, opened.encode(prepared.frame.head), "head")
+    head = Chunk(prepared.frame.head.text, opened.encode(prepared.frame.head), "head")
     for chunk in (head, *group.chunks):
         compile(opened, store, [chunk])
         compile(opened, store, [chunk], sinks=4)
     return {
-        label: link(opened, store, group.chunks, prepared.frame.tail, policy, head=prepared.frame.head)
+        label: link(opened, store, group.chunks, prepared.frame.tail.text, policy, head=prepared.frame.head.text)
         for label, policy in POLICIES.items()
     }
 
@@ -118,7 +118,7 @@ def test_agreement_is_by_position_over_the_longer_answer(opened: Model, store: S
     for label, policy in POLICIES.items():
         group = groups_of(opened, case("x", [A, B, C], max_new_tokens=9))[0]
         frame = group.cases[0].frame
-        linked = link(opened, store, group.chunks, frame.tail, policy, head=frame.head)
+        linked = link(opened, store, group.chunks, frame.tail.text, policy, head=frame.head.text)
         by_hand[label] = generate(opened, linked.image, 9).tokens
     full = by_hand["full"]
     for label, tokens in by_hand.items():
@@ -163,7 +163,7 @@ def test_objects_are_those_that_policies_want_each_compiled_alone(opened: Model,
     alone = Store(store.root / "alone")
     for found in store.objects():
         assert found.meta is not None
-        chunk = Chunk(found.text, opened.encode(found.text), "x")
+        chunk = Chunk(found.text, opened.encode(PromptText(found.text)), "x")
         assert compile(opened, alone, [chunk], sinks=found.meta.sinks)[0].key == found.key
         assert alone.path(found.key).read_bytes() == found.path.read_bytes()
 

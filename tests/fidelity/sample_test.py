@@ -47,7 +47,7 @@ def test_the_check_links_them(tmp_path: Path, model: Model) -> None:
     keep_sample(tmp_path, [SamplePrompt(TEXTS, "Why?", query_template="Q {query} A")])
     (spec,) = check_prompts(model, NAIVE, model.max_positions, read_sample(tmp_path))
     room = model.max_positions
-    assert spec.frame(model).tail == "Q Why? A" and len(spec.documents) >= 2
+    assert spec.frame(model).tail.text == "Q Why? A" and len(spec.documents) >= 2
     assert sum(len(part) for part in spec.documents if isinstance(part, Chunk)) < room
     assert len(check_prompts(model, NAIVE, room)) == 4, "without a sample they are made up"
 

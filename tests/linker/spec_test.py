@@ -45,12 +45,12 @@ def test_documents_come_before_the_text_of_the_last_message_of_the_user(
     last = max(i for i, message in enumerate(listed) if message["role"] == "user")
     listed[last]["content"] = "one. two.\n\nwhy?"
     rendered = chat.tokenizer.apply_chat_template(listed, tokenize=False, add_generation_prompt=True)
-    assert frame.head + "one. two." + frame.tail == rendered
+    assert frame.head.text + "one. two." + frame.tail.text == rendered
 
 
 def test_a_chat_with_a_system_message_keeps_its_own(chat: Model) -> None:
     own = Spec(messages=(Message("system", "Mine."), *CHAT), head="Not this.").frame(chat)
-    assert "Mine." in own.head and "Not this." not in own.head
+    assert "Mine." in own.head.text and "Not this." not in own.head.text
 
 
 def test_a_message_and_a_query_ask_alike(chat: Model) -> None:
@@ -75,7 +75,7 @@ def test_chats_that_cannot_be_asked(chat: Model, plain: Model) -> None:
 def test_raw_texts_are_the_prompt(chat: Model, plain: Model) -> None:
     for model in (chat, plain):
         frame = Spec.raw(["a.txt"], " why?", make_policy("naive"), "<s>You.").frame(model)
-        assert (frame.head, frame.tail) == ("<s>You.", " why?")
+        assert (frame.head.text, frame.tail.text) == ("<s>You.", " why?")
 
 
 @pytest.mark.parametrize("name", policies())

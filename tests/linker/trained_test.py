@@ -37,7 +37,12 @@ def ask(model: Model, store: Store, prompt: WorldPrompt, question: Question, pol
     frame = make_frame(model, question.text)
     fields = {"legolink-16": {"k": 16}, "everything": {"k": 1000}}.get(policy, {})
     return link(
-        model, store, chunks, frame.tail, make_policy("legolink" if fields else policy, fields), head=frame.head
+        model,
+        store,
+        chunks,
+        frame.tail.text,
+        make_policy("legolink" if fields else policy, fields),
+        head=frame.head.text,
     )
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from pictool.core import PromptText
 from pictool.errors import InputError
 from pictool.runtime.align import TokenizedParts, map_scores, map_selection, tokenize
 from pictool.runtime.model import embedded_path
@@ -141,7 +142,12 @@ def kind(name: str) -> PreTrainedTokenizerBase:
 
 
 def read(name: str, *texts: str) -> TokenizedParts:
-    return tokenize(kind(name), texts)
+    return tokenize(kind(name), written(texts))
+
+
+def written(texts: Sequence[str]) -> list[PromptText]:
+    """Texts in which special tokens are such."""
+    return [PromptText(text) for text in texts]
 
 
 def pieces_of(name: str, side: TokenizedParts) -> list[str]:
@@ -310,7 +316,7 @@ def test_the_same_tokenizer_is_the_identity_on_words(name: str, words: list[str]
 def test_trimmed_offsets_are_restored_to_what_they_were(
     prefix: bool, regex: bool, compose: bool, parts: list[str]
 ) -> None:
-    trimmed, whole = (tokenize(twin(prefix, regex, compose, trim), parts) for trim in (True, False))
+    trimmed, whole = (tokenize(twin(prefix, regex, compose, trim), written(parts)) for trim in (True, False))
     assert (trimmed.tokens == whole.tokens).all()
     assert trimmed.spans.tolist() == whole.spans.tolist()
 
@@ -367,7 +373,7 @@ def test_special_tokens_never_align(source: str, target: str) -> None:
 
 
 def test_special_tokens_align_with_no_plain_ones_either() -> None:
-    plain = tokenize(byte_level(), ["hello<s>world"])
+    plain = tokenize(byte_level(), written(["hello<s>world"]))
     unnamed = rebuilt(byte_level().backend_tokenizer, lambda description: description["added_tokens"].clear())
     spelled = tokenize(PreTrainedTokenizerFast(tokenizer_object=unnamed), ["hello<s>world"])
     inside = (spelled.spans[:, 0] >= 5) & (spelled.spans[:, 1] <= 8)
@@ -380,11 +386,11 @@ def test_any_special_token_has_no_text() -> None:
     """Whether it has a role or not, and whatever the post-processor makes of its offsets."""
     backend = byte_level(trim=True).backend_tokenizer
     backend.add_special_tokens(["<tool>", " \n"])
-    side = tokenize(wrap(backend), ["a<tool>a \na"])
+    side = tokenize(wrap(backend), written(["a<tool>a \na"]))
     assert (side.spans[:, 0] == side.spans[:, 1]).tolist() == [False, True, False, True, False]
-    backend = word_piece().backend_tokenizer  # in capitals: matched once the text is normalized
+    backend = word_piece().backend_tokenizer  # it is matched once the text is normalized
     backend.add_special_tokens([AddedToken("<tool>", normalized=True)])
-    assert tokenize(wrap(backend), ["hello <TOOL> world"]).spans.tolist() == [[0, 6], [6, 6], [12, 18]]
+    assert tokenize(wrap(backend), written(["hello <tool> world"])).spans.tolist() == [[0, 6], [6, 6], [12, 18]]
 
 
 def test_a_trimmed_space_is_not_shared_by_an_inserted_one() -> None:

@@ -6,6 +6,7 @@ import tiny
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pictool.core import PromptText
 from pictool.runtime.memory.pieces import pieces_of
 from pictool.runtime.model import load_model
 
@@ -37,5 +38,5 @@ def test_a_character_of_several_tokens_stands_at_its_last() -> None:
 
 def test_special_tokens_are_shown() -> None:
     model = load_model("embedded")
-    assert pieces_of(model.tokenizer, model.encode("<s>It holds</s>")) == ("<s>", "It", " holds", "</s>")
+    assert pieces_of(model.tokenizer, model.encode(PromptText("<s>It holds</s>"))) == ("<s>", "It", " holds", "</s>")
     assert pieces_of(model.tokenizer, []) == ()

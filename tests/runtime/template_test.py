@@ -60,10 +60,10 @@ def with_template(plain: Model, template: str) -> Model:
 
 
 def test_without_a_chat_template_the_head_is_bos(plain: Model) -> None:
-    assert make_frame(plain, "why?").head == "<s>"
-    assert make_frame(plain, "why?").tail == "Question: why?\nAnswer:"
-    assert make_frame(plain, "why?", "You are.").head == "<s>You are."
-    assert make_frame(plain, "why?", query_template="Q: {query} A:").tail == "Q: why? A:"
+    assert make_frame(plain, "why?").head.text == "<s>"
+    assert make_frame(plain, "why?").tail.text == "Question: why?\nAnswer:"
+    assert make_frame(plain, "why?", "You are.").head.text == "<s>You are."
+    assert make_frame(plain, "why?", query_template="Q: {query} A:").tail.text == "Q: why? A:"
 
 
 @pytest.mark.parametrize("system", [None, "You answer."])
@@ -78,7 +78,7 @@ def test_head_documents_and_tail_are_the_rendered_chat(plain: Model, template: s
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": "one. two.\nQ: why? {braces}"})
     rendered = model.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert frame.head + "one. two." + frame.tail == rendered
+    assert frame.head.text + "one. two." + frame.tail.text == rendered
 
 
 @pytest.mark.parametrize("template", [TWICE, LOST])
@@ -97,10 +97,10 @@ def test_bad_queries_are_refused(plain: Model) -> None:
 def test_a_template_with_a_date_is_known(plain: Model) -> None:
     """Its head is another one each day, and compiled anew."""
     dated = with_template(plain, HARMONY)
-    assert has_date(dated) and f"{date.today():%Y-}" in make_frame(dated, "why?").head
+    assert has_date(dated) and f"{date.today():%Y-}" in make_frame(dated, "why?").head.text
     assert not has_date(with_template(plain, THINK)) and not has_date(plain)
 
 
 def test_the_answer_begins_after_the_channel_or_the_thought_is_opened(plain: Model) -> None:
-    assert make_frame(with_template(plain, HARMONY), "why?").tail.endswith("why?<|end|><|start|>assistant")
-    assert make_frame(with_template(plain, THINK), "why?").tail.endswith("why?<｜Assistant｜><think>\n")
+    assert make_frame(with_template(plain, HARMONY), "why?").tail.text.endswith("why?<|end|><|start|>assistant")
+    assert make_frame(with_template(plain, THINK), "why?").tail.text.endswith("why?<｜Assistant｜><think>\n")

@@ -16,6 +16,7 @@ import reference
 import tiny
 import torch
 
+from pictool.core import PromptText
 from pictool.errors import InputError, StoreError
 from pictool.linker.grid import parse_policy
 from pictool.runtime.memory.image import GROWTH
@@ -130,7 +131,7 @@ def test_answers_are_those_of_transformers(templated: Model, tmp_path: Path) -> 
         until(lambda: is_idle(live))
     assert reused > 0
     for prompt, text in texts:
-        tokens = list(templated.encode(prompt))
+        tokens = list(templated.encode(PromptText(prompt)))
         with torch.inference_mode():
             out = module.generate(
                 torch.tensor([tokens]), attention_mask=torch.ones(1, len(tokens), dtype=torch.long), do_sample=False,

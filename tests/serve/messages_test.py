@@ -13,11 +13,12 @@ import httpx
 import pytest
 from reportlab.pdfgen.canvas import Canvas
 
+from pictool.core import PromptText
 from pictool.linker.grid import parse_policy
 from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.prompts.layout import pieces_of
 from pictool.serve.service import ServiceSettings
-from pictool.serve.work import ChatPrompt, MarkedText, PlainText, Turn
+from pictool.serve.work import ChatPrompt, MarkedText, Turn
 from pictool.store.store import Store
 from serve.live import DOCS, END, NAME, QUESTION, TEMPLATE, Live, Script, serving, text_of, tiny_model
 
@@ -250,7 +251,7 @@ def test_a_marker_where_a_template_writes_json_is_none() -> None:
     turns = (Turn("user", (MarkedText(DOCS[0]),)), Turn("tool", (MarkedText('say "x"'),)))
     pieces = pieces_of(tiny_model(written), ChatPrompt(turns))
     assert [piece for piece in pieces if isinstance(piece, MarkedText)] == [MarkedText(DOCS[0])]
-    assert isinstance(pieces[-1], PlainText) and '"say \\"x\\""' in pieces[-1].text
+    assert isinstance(pieces[-1], PromptText) and '"say \\"x\\""' in pieces[-1].text
 
 
 def test_no_tokens_fill_the_cache(client: anthropic.Anthropic) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from functools import cache
 from typing import TYPE_CHECKING
 
 from pictool.commands.console.errors import cancel_on_interrupt
@@ -99,6 +100,7 @@ def open_model(settings: Settings) -> Model:
     else:
         model = load_model(settings.model, settings.device, settings.dtype, settings.salt)
         model.on_wait = waiting
+    model.on_note = cache(note)  # a text may be read more than once
     where = ", ".join(map(str, model.files)) or "in memory"
     opened_s = time.perf_counter() - began
     detail(

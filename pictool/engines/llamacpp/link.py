@@ -173,7 +173,8 @@ def compute(prepared: PreparedLink) -> Linked:
     prepared.context.keep(as_image, rows)
     linked = {part.file.meta.key for part in prepared.reused.placed}
     parts = tuple(part.after(linked) for part in prepared.prompt_parts.parts[1:])
-    return Linked(as_image, policy, parts, prompt.texts, rows, selection.scores, timing, bytes_read)
+    texts = tuple(map(prompt.model.encoder.whole, prompt.texts))
+    return Linked(as_image, policy, parts, texts, rows, selection.scores, timing, bytes_read)
 
 
 def _load(

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from pictool.core import Geometry, Target
+from pictool.core import Geometry, PromptText, Target
 from pictool.engines.llamacpp.library import KV_TYPES, MAX_SEQUENCES, LlamaContext, LlamaContextOptions, Weights, api
 from pictool.engines.llamacpp.names import find_files
 from pictool.engines.llamacpp.state import StateFormat, read_rows
-from pictool.engines.llamacpp.tokenizer import GgufTokenizer
+from pictool.engines.llamacpp.tokenizer import GgufEncoder, GgufTokenizer
 from pictool.engines.llamacpp.trial import Facts, try_file
 from pictool.errors import InputError, ModelError
 from pictool.linker.policies.base import Policy
 from pictool.reading import whole
+from pictool.runtime.encoder import Encoder
 from pictool.runtime.fingerprint import WeightFiles
 from pictool.runtime.memory.user_cache import cache_dir
 from pictool.runtime.model import Model
@@ -60,7 +61,7 @@ class GgufModel(Model):
         """Raises ModelError: a file that is damaged, or cannot be linked; names it."""
         self.name, self._paths, self.dtype, self.salt = name, tuple(files), dtype, salt
         self.device, self.directory, self._module, self._state = "cpu", None, None, None
-        self.on_wait = Model.no_wait
+        self.on_wait, self.on_note = Model.no_wait, Model.no_note
         self._gpu_layers = gpu_layers
         self.options = LlamaContextOptions(dtype, gpu_layers != 0)
 
@@ -180,8 +181,14 @@ class GgufModel(Model):
 
         return compute
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text))
+    @property
+    def encoder(self) -> Encoder:
+        if self._encoder is None:
+            self._encoder = GgufEncoder(self.tokenizer)
+        return self._encoder
+
+    def encode(self, text: str | PromptText) -> tuple[int, ...]:
+        return tuple(self.encoder.encode(text))
 
 
 class Contexts:

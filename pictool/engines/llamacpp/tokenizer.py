@@ -8,18 +8,17 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 
 from pictool.engines.llamacpp.library import Weights, api
 from pictool.errors import InputError
-from pictool.runtime.chat.renderer import Renderer, TemplateFailure, TemplateRefusal
+from pictool.runtime.encoder import Encoder, Span
 
 _PIECE = 256  # bytes of a token at first
-_renderer = Renderer()
+_UNKNOWN, _CONTROL, _LSTRIP, _RSTRIP = 1 << 0, 1 << 3, 1 << 7, 1 << 8  # attributes of a token (llama_token_attr)
 
 
 class GgufTokenizer:
-    """Text to token ids and back. Special tokens in a text are read as such, as `tokenizers` do; none is added.
+    """Text to token ids and back; none is added.
 
     Attributes:
         fingerprint: names its content, for `tokenizer_fingerprint`.
@@ -73,40 +72,27 @@ class GgufTokenizer:
             raise ValueError("the GGUF file has none")
         return self.chat_template
 
-    def apply_chat_template(self, chat: Sequence[Mapping[str, Any]], **_: object) -> str:
-        """The text of a chat up to where the answer begins. Raises TemplateError."""
-        try:
-            return _renderer.render(self.get_chat_template(), chat, self.special_tokens_map)
-        except (TemplateRefusal, TemplateFailure) as error:
-            raise TemplateError(str(error)) from error
-
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of a text."""
+    def encode(self, text: str, add_special_tokens: bool = False, parses: bool = True) -> list[int]:
+        """Token ids of a text. Names of control tokens in it are these, as `tokenizers` has it, if it `parses`."""
         assert not add_special_tokens, "prompts have their special tokens in their texts"
         data = text.encode()
         size = len(data) + 16  # a token has a byte at least; some tokenizers put a blank before a text
         buffer = (ctypes.c_int32 * size)()
-        count = int(api().llama_tokenize(self._vocab, data, len(data), buffer, size, False, True))
+        count = int(api().llama_tokenize(self._vocab, data, len(data), buffer, size, False, parses))
         if count < 0:
             raise ValueError(f"a text of {len(data)} bytes has {-count} tokens")
         return list(buffer[:count])
 
-    def __call__(self, text: str, **_: object) -> dict[str, Any]:
-        """`input_ids`, and `offset_mapping`: the characters [start, end) of each token.
+    @cached_property
+    def control(self) -> dict[str, tuple[int, int]]:
+        """The control tokens, the unknown one among them, by name, with their attributes."""
+        attributes = ((token, int(api().llama_vocab_get_attr(self._vocab, token))) for token in range(len(self)))
+        found = ((token, bits) for token, bits in attributes if bits & (_UNKNOWN | _CONTROL))
+        return {name: (token, bits) for token, bits in found if (name := self._text(token))}
 
-        Raises:
-            InputError: a tokenizer that changes the text, so that tokens have no place in it.
-        """
-        ids, data = self.encode(text), text.encode()
-        pieces = [self._piece(token, True) for token in ids]
-        joined = b"".join(pieces)
-        excess = len(joined) - len(data)  # a blank before the text
-        if excess < 0 or joined[excess:] != data or joined[:excess].strip():
-            raise InputError("the tokenizer of this GGUF file changes the text; it cannot be cut with --chunk-tokens")
-        characters = np.cumsum([0, *((byte & 0xC0) != 0x80 for byte in data)])  # that begin before each byte
-        ends = np.clip(np.cumsum([len(piece) for piece in pieces]) - excess, 0, len(data))
-        chars = characters[ends].tolist()
-        return {"input_ids": ids, "offset_mapping": list(zip([0, *chars[:-1]], chars, strict=True))}
+    def piece(self, token: int) -> bytes:
+        """The text of a token, as bytes."""
+        return self._piece(token, True)
 
     def decode(self, tokens: Sequence[int] | int, skip_special_tokens: bool = False, **_: object) -> str:
         """The text of tokens; what is no whole character is U+FFFD."""
@@ -127,3 +113,56 @@ class GgufTokenizer:
             if count >= 0:
                 return buffer.raw[:count]
             size = -count
+
+
+class GgufEncoder(Encoder):
+    """Tokenizes texts as llama.cpp does: it reads what is between markers part by part, each like a text of its own."""
+
+    tokenizer: Any
+
+    @cached_property
+    def control(self) -> Mapping[str, int]:
+        return {name: token for name, (token, _) in self.tokenizer.control.items()}
+
+    @cached_property
+    def unknown(self) -> int | None:
+        return next((token for token, bits in self.tokenizer.control.values() if bits & _UNKNOWN), None)
+
+    @cached_property
+    def prefix(self) -> tuple[int, ...]:
+        bos = self.tokenizer.bos_token_id
+        return () if bos is None else (bos,)
+
+    @cached_property
+    def _normalizes(self) -> bool:
+        return False
+
+    def _parsed(self, text: str, has_offsets: bool) -> tuple[list[int], list[Span]]:
+        ids = self.tokenizer.encode(text)
+        return ids, self._offsets(text, ids) if has_offsets else []
+
+    def _separated(self, text: str, own: Sequence[Span], has_offsets: bool) -> tuple[list[int], list[Span]]:
+        ids, at, strips = list[int](), 0, False
+        for start, end in (*own, (len(text), len(text))):
+            token, bits = self.tokenizer.control.get(text[start:end], (None, 0))
+            between = text[at:start].lstrip() if strips else text[at:start]
+            ids += self.tokenizer.encode(between.rstrip() if bits & _LSTRIP else between, parses=False)
+            ids += [] if token is None else [token]
+            at, strips = end, bool(bits & _RSTRIP)
+        return ids, self._offsets(text, ids) if has_offsets else []
+
+    def _offsets(self, text: str, ids: Sequence[int]) -> list[Span]:
+        """The characters [start, end) of each token.
+
+        Raises:
+            InputError: a tokenizer that changes the text, so that tokens have no place in it.
+        """
+        data, pieces = text.encode(), [self.tokenizer.piece(token) for token in ids]
+        joined = b"".join(pieces)
+        excess = len(joined) - len(data)  # a blank before the text
+        if excess < 0 or joined[excess:] != data or joined[:excess].strip():
+            raise InputError("the tokenizer of this GGUF file changes the text; it cannot be cut with --chunk-tokens")
+        characters = np.cumsum([0, *((byte & 0xC0) != 0x80 for byte in data)])  # that begin before each byte
+        ends = np.clip(np.cumsum([len(piece) for piece in pieces]) - excess, 0, len(data))
+        chars = characters[ends].tolist()
+        return list(zip([0, *chars[:-1]], chars, strict=True))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.core import FixupTable, Layout, RowMask
+from pictool.core import FixupTable, Layout, PromptText, RowMask
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Prompt:
 
     model: Model
     layout: Layout
-    texts: tuple[str, ...]
+    texts: tuple[str | PromptText, ...]
     tables: tuple[FixupTable | None, ...] = ()
     cached: int = 0
     stage: Stage = no_stage

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from pictool.core import Message
+from pictool.core import Message, PromptText
 from pictool.errors import InputError, ModelError
 from pictool.runtime.chat.renderer import Renderer, TemplateFailure, TemplateRefusal
 
@@ -23,8 +26,8 @@ _renderer = Renderer()
 class Frame:
     """The texts around the documents."""
 
-    head: str
-    tail: str
+    head: PromptText
+    tail: PromptText
 
 
 def make_frame(model: Model, query: str, head: str | None = None, query_template: str | None = None) -> Frame:
@@ -50,7 +53,8 @@ def make_frame(model: Model, query: str, head: str | None = None, query_template
     if model.tokenizer.chat_template:
         messages = [*([Message("system", head)] if head else []), Message("user", ask)]
         return _chat_frame(model, messages, len(messages) - 1)
-    return Frame((model.tokenizer.bos_token or "") + (head or ""), ask)
+    quoted = model.encoder.quoted
+    return Frame(PromptText(model.tokenizer.bos_token or "") + quoted(head or ""), quoted(ask))
 
 
 def frame_messages(
@@ -89,17 +93,53 @@ def _chat_frame(model: Model, messages: Sequence[Message], last: int) -> Frame:
         {"role": message.role, "content": _MARK + message.content if i == last else message.content}
         for i, message in enumerate(messages)
     ]
-    head, mark, tail = render_chat(model, chat).partition(_MARK)
+    rendered = render_chat(model, chat)
+    head, mark, tail = rendered.text.partition(_MARK)
     if not mark or _MARK in tail or not tail.startswith(ask.rstrip()):
         raise ModelError(f"{_origin(model)} changes the user's message; it cannot be split into head and tail")
-    return Frame(head, tail)
+    return Frame(rendered.cut(0, len(head)), rendered.cut(len(head) + len(_MARK)))
+
+
+class MarkerQuotes:
+    """Placeholders for the markers in what users wrote, which a template copies, and their text in what it wrote."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self._nonce, self._markers = model, secrets.token_hex(8), dict[str, int]()
+
+    def quote(self, value: Any) -> Any:
+        """A value of a chat (texts, in lists and objects), with placeholders in place of markers."""
+        if isinstance(value, str):
+            return self._quoted(value)
+        if isinstance(value, Mapping):
+            return {self.quote(name): self.quote(entry) for name, entry in value.items()}
+        return [self.quote(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+    def read(self, text: str) -> PromptText:
+        """What a template wrote of quoted values. Raises ModelError: it changed a placeholder."""
+        markers = list(self._markers)
+        first, *parts = re.split(f"pic{self._nonce}n([0-9]+)e", text)
+        read = PromptText(first)
+        for number, after in zip(parts[::2], parts[1::2], strict=True):
+            marker = markers[int(number)]
+            read += PromptText(marker, ((0, len(marker)),)) + PromptText(after)
+        if self._nonce in read.text.casefold():
+            raise ModelError(f"{_origin(self._model)} changes {markers[0]} in a message; take it out of the message")
+        return read
+
+    def _quoted(self, text: str) -> str:
+        parts, at = list[str](), 0
+        for start, end in self._model.encoder.markers(text):
+            number = self._markers.setdefault(text[start:end], len(self._markers))
+            parts += [text[at:start], f"pic{self._nonce}n{number}e"]
+            at = end
+        return "".join([*parts, text[at:]]) if parts else text
 
 
 def render_chat(
     model: Model, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (),
     documents: Sequence[Mapping[str, Any]] = (),
-) -> str:  # fmt: skip
-    """The text of a chat by the model's template, up to where the answer begins.
+) -> PromptText:  # fmt: skip
+    """The text of a chat by the model's template, up to where the answer begins; markers in the values are text.
 
     Args:
         tools: what the model may call, as its template takes them.
@@ -109,15 +149,39 @@ def render_chat(
         ModelError: the template fails, or does not take these messages.
     """
     try:
-        template = model.tokenizer.get_chat_template()
+        template, quotes = model.tokenizer.get_chat_template(), MarkerQuotes(model)
         variables = model.tokenizer.special_tokens_map
-        return _renderer.render(template, messages, variables, list(tools) or None, list(documents) or None)
+        quoted: list[dict[str, Any]] = quotes.quote(messages)
+        if _reads_parts(template, tuple(sorted(variables.items()))):
+            quoted = [_in_parts(message) for message in quoted]
+        more = quotes.quote(tools) or None, quotes.quote(documents) or None
+        return quotes.read(_renderer.render(template, quoted, variables, *more))
     except TemplateRefusal as error:
         raise ModelError(
             f"{_origin(model)} refuses these messages ({error}); leave --head, the system message, out"
         ) from error
     except (TemplateFailure, ValueError) as error:  # ValueError: several templates, and none of them is the default
         raise ModelError(f"{_origin(model)} fails: {error}; correct it, or use another model") from error
+
+
+@lru_cache(16)
+def _reads_parts(template: str, variables: tuple[tuple[str, str], ...]) -> bool:
+    """Whether a template reads a message's content as a list of parts alone: tried on a small chat."""
+    question = {"role": "user", "content": "Question"}
+
+    def keeps(message: Mapping[str, Any]) -> bool:
+        try:
+            return question["content"] in _renderer.render(template, [message], dict(variables))
+        except (TemplateRefusal, TemplateFailure):
+            return False
+
+    return not keeps(question) and keeps(_in_parts(question))
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose text is a part of its content."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else {**message}
 
 
 def has_date(model: Model) -> bool:

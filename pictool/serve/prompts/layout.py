@@ -10,13 +10,15 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import groupby
-from typing import Any
+from operator import add
+from typing import Any, TypeVar
 
 import numpy as np
 
-from pictool.compiler.chunking import encode_within
-from pictool.core import TokenIds
+from pictool.compiler.chunking import encode_within, marker_note
+from pictool.core import PromptText, TokenIds
 from pictool.errors import InputError
 from pictool.runtime.chat.template import PLAIN_QUERY, render_chat
 from pictool.runtime.model import Model
@@ -32,6 +34,7 @@ from pictool.serve.work import (
     RetrievedObject,
     TokenizedText,
     UnstoredText,
+    WrittenPiece,
 )
 from pictool.store.matches import Match, NearMiss
 
@@ -39,6 +42,7 @@ Recognise = Callable[[TokenIds], list[Match]]
 Open = Callable[
     [ObjectReference | MarkedText], tuple[str, TokenIds]
 ]  # an object's key, "" if there is none, and its tokens
+P = TypeVar("P", bound=Piece | WrittenPiece)
 _NUM_SOURCES = {ObjectReference: "cache", RetrievedObject: "retrieved", MarkedText: "marker"}
 
 
@@ -56,18 +60,25 @@ class PromptLayout:
     unstored: tuple[PromptPart, ...] = ()  # marked texts that the store has no room for
     tail: str = ""
     marked: tuple[CompiledText, ...] = ()
+    notes: tuple[str, ...] = ()  # on its texts
     nearest: NearMiss | None = None
 
 
-def lay_out(model: Model, pieces: Sequence[Piece], open_object: Open, recognise: Recognise | None) -> PromptLayout:
+def lay_out(
+    model: Model, pieces: Sequence[WrittenPiece], open_object: Open, recognise: Recognise | None
+) -> PromptLayout:
     """Tokenize the pieces of a prompt.
 
     Args:
         recognise: finds stored documents in the tokens of a text; None: they are left as they are.
     """
     parts, matches, sources, at = list[TokenIds](), list[Match](), list[str](), 0
-    unstored = list[PromptPart]()
+    unstored, notes = list[PromptPart](), list[str | None]()
     for piece in merged(pieces):
+        if isinstance(piece, PromptText | MarkedText):
+            notes.append(marker_note(model, piece if isinstance(piece, PromptText) else piece.text, "the prompt"))
+        elif type(piece) is TokenizedText and not parts:
+            notes.append(_prefix_note(model, piece.ids))
         if isinstance(piece, ObjectReference | MarkedText):
             key, tokens = open_object(piece)
             found = [Match(key, 0, tokens)] if key and len(tokens) else []
@@ -82,29 +93,39 @@ def lay_out(model: Model, pieces: Sequence[Piece], open_object: Open, recognise:
         parts.append(tokens)
         at += len(tokens)
     tokens = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
-    return PromptLayout(tokens, tuple(matches), tuple(sources), tuple(unstored))
+    return PromptLayout(
+        tokens, tuple(matches), tuple(sources), tuple(unstored), notes=tuple(filter(None, dict.fromkeys(notes)))
+    )
 
 
-def _text_tokens(model: Model, piece: PlainText | TokenizedText) -> TokenIds:
-    if isinstance(piece, PlainText):
-        return np.asarray(encode_within(model, piece.text, "the prompt"), dtype=np.int32)
+def _prefix_note(model: Model, ids: Sequence[int]) -> str | None:
+    """What there is to say of a prompt of token ids that begins as no text does."""
+    encoder = model.encoder
+    if ids[: len(encoder.prefix)] == encoder.prefix:
+        return None
+    return f"the prompt: its token ids begin without {encoder.prefix_text}, which this model's tokenizer puts there"
+
+
+def _text_tokens(model: Model, piece: PromptText | TokenizedText) -> TokenIds:
+    if isinstance(piece, PromptText):
+        return np.asarray(encode_within(model, piece, "the prompt"), dtype=np.int32)
     if any(not 0 <= token < model.config.vocab_size for token in piece.ids):
         raise InputError(f"prompt: token ids must be from 0 to {model.config.vocab_size - 1}")
     return np.asarray(piece.ids, dtype=np.int32)
 
 
-def merged(pieces: Iterable[Piece]) -> list[Piece]:
+def merged(pieces: Iterable[P]) -> list[P]:
     """The pieces with texts that follow one another as one, and without empty ones."""
-    result: list[Piece] = []
-    for is_text, group in groupby(pieces, key=lambda piece: isinstance(piece, PlainText)):
-        if not is_text:
+    result: list[P] = []
+    for kind, group in groupby(pieces, key=type):
+        if not issubclass(kind, PlainText | PromptText):
             result += group
-        elif text := "".join(piece.text for piece in group if isinstance(piece, PlainText)):
-            result.append(PlainText(text))
+        elif (text := reduce(add, group)) != kind(""):
+            result.append(text)
     return result
 
 
-def pieces_of(model: Model, prompt: ChatPrompt | RawPrompt) -> list[Piece]:
+def pieces_of(model: Model, prompt: ChatPrompt | RawPrompt) -> list[WrittenPiece]:
     """The pieces of a whole prompt, its template's text among them.
 
     Raises:
@@ -112,17 +133,29 @@ def pieces_of(model: Model, prompt: ChatPrompt | RawPrompt) -> list[Piece]:
         ModelError: a template that fails, refuses these messages, or loses some of their content.
     """
     if isinstance(prompt, RawPrompt):
-        return list(prompt.pieces)
+        return _raw(model, prompt.pieces)
     if model.tokenizer.chat_template:
         return _rendered(model, prompt)
     return _plain(model, prompt)
+
+
+def _raw(model: Model, pieces: Iterable[Piece]) -> list[WrittenPiece]:
+    """A prompt that the client wrote: BOS comes before it, unless it begins with token ids."""
+    written = [_written(piece, PromptText) for piece in pieces]
+    if isinstance(written[0], TokenizedText) or not model.encoder.prefix:
+        return written
+    return merged([PromptText("", begins=True), *written])
+
+
+def _written(piece: Piece, read: Callable[[str], PromptText]) -> WrittenPiece:
+    return read(piece.text) if isinstance(piece, PlainText) else piece
 
 
 class Marks:
     """Marks in the texts of a chat in the places of its objects, which no message can have, and back."""
 
     def __init__(self) -> None:
-        self._nonce, self._objects = secrets.token_hex(8), list[Piece]()
+        self._nonce, self._objects = secrets.token_hex(8), list[TokenizedText | ObjectReference | MarkedText]()
 
     def text(self, pieces: Iterable[Piece]) -> str:
         """The texts of pieces, with a mark for each object."""
@@ -136,20 +169,21 @@ class Marks:
         """Its documents as its template takes them."""
         return [{**document.more, "text": self.text([document.piece])} for document in chat.documents]
 
-    def split(self, text: str, name: str) -> list[Piece]:
+    def split(self, text: PromptText, name: str) -> list[WrittenPiece]:
         """The pieces of a chat that was rendered with marks.
 
         Raises:
             InputError: the template of the model `name` lost one of them.
         """
-        parts = re.split(f"\x02{self._nonce}:([0-9]+)\x03", text)
-        numbers = [int(number) for number in parts[1::2]]
+        marks = list(re.finditer(f"\x02{self._nonce}:([0-9]+)\x03", text.text))
+        numbers = [int(mark[1]) for mark in marks]
         if set(numbers) != set(range(len(self._objects))):
             raise InputError(f"{name}: its chat template drops or changes a part of these messages; use text instead")
-        pieces: list[Piece] = [PlainText(parts[0])]
-        for number, after in zip(numbers, parts[2::2], strict=True):
-            pieces += [self._objects[number], PlainText(after)]
-        return pieces
+        pieces, at = list[WrittenPiece](), 0
+        for mark, number in zip(marks, numbers, strict=True):
+            pieces += [text.cut(at, mark.start()), self._objects[number]]
+            at = mark.end()
+        return [*pieces, text.cut(at)]
 
     def _written(self, piece: Piece) -> str:
         if isinstance(piece, PlainText):
@@ -163,7 +197,7 @@ def takes_documents(template: str) -> bool:
     return "documents" in template
 
 
-def _rendered(model: Model, chat: ChatPrompt) -> list[Piece]:
+def _rendered(model: Model, chat: ChatPrompt) -> list[WrittenPiece]:
     """A chat by the model's template."""
     if not takes_documents(model.tokenizer.get_chat_template()):
         chat = chat.without_documents()
@@ -175,13 +209,13 @@ def _rendered(model: Model, chat: ChatPrompt) -> list[Piece]:
         return _split(model, plain)
 
 
-def _split(model: Model, chat: ChatPrompt) -> list[Piece]:
+def _split(model: Model, chat: ChatPrompt) -> list[WrittenPiece]:
     marks = Marks()
     text = render_chat(model, marks.messages(chat), chat.tools, marks.documents(chat))
     return marks.split(text, model.name)
 
 
-def _plain(model: Model, chat: ChatPrompt) -> list[Piece]:
+def _plain(model: Model, chat: ChatPrompt) -> list[WrittenPiece]:
     """A chat in the plain form: BOS, system text, then for each user documents, "Question: …" and "Answer:".
 
     Of a user's last text, what follows the last empty line is the question, and what precedes it belongs to the
@@ -191,7 +225,7 @@ def _plain(model: Model, chat: ChatPrompt) -> list[Piece]:
     if chat.tools:
         raise InputError(f"tools: {model.name} has no chat template, so it knows no tools")
     system = [piece for turn in chat.turns if turn.role in ("system", "developer") for piece in turn.pieces]
-    pieces: list[Piece] = [PlainText(model.tokenizer.bos_token or ""), *system]
+    pieces: list[Piece] = [*system]
     question: list[Piece] = []
     for turn in chat.turns:
         if turn.role == "user":
@@ -204,7 +238,9 @@ def _plain(model: Model, chat: ChatPrompt) -> list[Piece]:
             raise InputError(f"messages: {model.name} has no chat template, so it knows no role {turn.role!r}")
     if not question:
         raise InputError("messages: the last one is not a user's, so there is nothing to answer")
-    return pieces + _question(question)
+    joined = merged([*pieces, *_question(question)])
+    bos = PromptText(model.tokenizer.bos_token or "")
+    return [bos, *(_written(piece, model.encoder.quoted) for piece in joined)]
 
 
 def _question(question: Sequence[Piece]) -> list[Piece]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from pictool.compiler.chunking import require_text
 from pictool.core import TokenIds
 from pictool.errors import ObjectError, StoreError
 from pictool.linker.spec import Spec
@@ -23,6 +24,7 @@ def leased_object(store: Store, key: str, model: Model, log: logging.Logger) -> 
         with store.peek(key) as file:
             file.meta.require(model.target, "object")
             tokens = file.tokens()
+            require_text(model, tokens, "object")
             if file.meta.key != file.meta.key_of(tokens, model.salt):
                 raise StoreError("another salt")
             return key, tokens

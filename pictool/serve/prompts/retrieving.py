@@ -49,7 +49,7 @@ class StoredTexts:
 
     def __init__(self, store: Store, index: ContentIndex, model: Model, num_positions: int) -> None:
         self._store, self._index, self._num_positions = store, index, num_positions
-        self._tokenizer, self._using = deepcopy(model.tokenizer), threading.Lock()
+        self._encoder, self._using = type(model.encoder)(deepcopy(model.tokenizer)), threading.Lock()
         self._known: OrderedDict[tuple[str, int], tuple[int, dict[str, int], TextIndex]] = OrderedDict()
 
     def find(
@@ -62,7 +62,7 @@ class StoredTexts:
         """
         with self._using:
             lengths, ranking = self._documents(salt, sinks)
-            sizes = [len(self._tokenizer.encode(text, add_special_tokens=False)) + _PER_TEXT for text in texts]
+            sizes = [len(self._encoder.encode(text)) + _PER_TEXT for text in texts]
         room, keys = self._num_positions - max_new_tokens - _MARGIN - sum(sizes), list(lengths)
         allowed = None if wanted.folder is None else self._folder(wanted.folder, salt)
         found = list[tuple[str, float]]()
@@ -86,8 +86,9 @@ class StoredTexts:
         version = self._index.version
         known = self._known.pop((salt, sinks), None)
         if known is None or known[0] != version:
-            documents = self._index.documents_of(sinks, salt)
-            texts = [str(self._tokenizer.decode(tokens.tolist())) for tokens in documents.values()]
+            found = {key: tokens.tolist() for key, tokens in self._index.documents_of(sinks, salt).items()}
+            documents = {key: ids for key, ids in found.items() if self._encoder.find_control(ids) is None}
+            texts = [str(self._encoder.tokenizer.decode(ids)) for ids in documents.values()]
             known = version, {key: len(tokens) for key, tokens in documents.items()}, TextIndex(texts)
         self._known[salt, sinks] = known
         while len(self._known) > _KEPT:

@@ -17,7 +17,7 @@ import numpy as np
 
 from pictool.compiler.chunking import make_chunk, make_chunks
 from pictool.compiler.compile import CODEC, Compiled, compile_chunks
-from pictool.core import Chunk, TokenIds
+from pictool.core import Chunk, PromptText, TokenIds
 from pictool.engines import engine_of
 from pictool.engines.base import Answer, LinkResult, compare_answers
 from pictool.engines.torch import TorchEngine
@@ -57,8 +57,6 @@ from pictool.serve.work import (
     Linking,
     MarkedText,
     ObjectReference,
-    Piece,
-    PlainText,
     PromptPart,
     Reuse,
     StartEvent,
@@ -66,6 +64,7 @@ from pictool.serve.work import (
     TokenInfo,
     UnstoredText,
     VerificationEvent,
+    WrittenPiece,
 )
 from pictool.store.matches import Match
 from pictool.store.recognition import ContentIndex, IndexThread
@@ -124,6 +123,7 @@ class TorchBackend(Backend):
 
     def __init__(self, model: Model, store: Store, settings: BackendSettings) -> None:
         self._base, self._store, self._settings = model, store, settings
+        model.on_note = lambda text: _log.warning("pic: %s", text)
         self._engines: dict[str, TorchEngine] = {}  # by salt
         if settings.pool_bytes:
             engine_of(model).require("pool", "--pool")
@@ -301,7 +301,7 @@ class TorchBackend(Backend):
         work.sampling.require_tokens(model.config.vocab_size)
         pieces, lacks, marked = pieces_of(model, work.prompt), None, list[CompiledText]()
         if work.answer_format.keeps_special:
-            send(TailEvent(pieces[-1].text if isinstance(pieces[-1], PlainText) else ""))
+            send(TailEvent(pieces[-1].text if isinstance(pieces[-1], PromptText) else ""))
         for index, piece in enumerate(pieces):
             if isinstance(piece, MarkedText) and policy.needs.objects:  # each may take as long as an answer
                 try:
@@ -355,7 +355,8 @@ class TorchBackend(Backend):
         linked, problem = self._link(model, plan, prompt_layout, task, prefixes=not work.linking.verifies)
         reuse = _reuse_of(linked, prompt_layout, plan, problem)
         nearest = None if prompt_layout.nearest is None else str(prompt_layout.nearest)
-        reuse = replace(reuse, problem=reuse.problem or lacks, marked=marked, nearest=nearest)
+        notes = prompt_layout.notes
+        reuse = replace(reuse, problem=reuse.problem or lacks, marked=marked, nearest=nearest, notes=notes)
         reuse = replace(reuse, guarantee=None if ticket is None else ticket.report())
         send(StartEvent(self._explained(reuse, work.linking, policy, linked, prompt_layout, problem is not None)))
         task.checkpoint()
@@ -477,7 +478,7 @@ class TorchBackend(Backend):
         return self.policy if named is None else offered_policy(named, settings.policy, settings.allowed)
 
     def _plan(
-        self, work: AnswerRequest, pieces: Sequence[Piece], model: Model, policy: Policy
+        self, work: AnswerRequest, pieces: Sequence[WrittenPiece], model: Model, policy: Policy
     ) -> tuple[LinkPlan, PromptLayout]:  # fmt: skip
         def recognise(tokens: TokenIds) -> list[Match]:
             found = self.index.find(tokens, policy.needs.sinks, model.salt)

@@ -22,7 +22,7 @@ import numpy as np
 
 from pictool.compiler.chunking import make_chunk, make_chunks
 from pictool.compiler.compile import object_key
-from pictool.core import Chunk, CompileOptions, Sampling, TokenIds
+from pictool.core import Chunk, CompileOptions, PromptText, Sampling, TokenIds
 from pictool.engines.vllm.client.online import OnlineEngine
 from pictool.engines.vllm.client.serving import PromptRecord, RefusedError, RequestTap, Serving
 from pictool.engines.vllm.request import MAX_OBJECTS
@@ -34,6 +34,7 @@ from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.policies.fixup import without_table
 from pictool.linker.spec import Spec
+from pictool.runtime.chat.template import MarkerQuotes
 from pictool.runtime.model import Model
 from pictool.serve.admission import AdmissionControl, held
 from pictool.serve.backends.query import ServedQuery
@@ -60,8 +61,6 @@ from pictool.serve.work import (
     Linking,
     MarkedText,
     ObjectReference,
-    Piece,
-    PlainText,
     PromptPart,
     RawPrompt,
     Reuse,
@@ -69,6 +68,7 @@ from pictool.serve.work import (
     TailEvent,
     TokenInfo,
     VerificationEvent,
+    WrittenPiece,
 )
 from pictool.store.entries import Entry
 from pictool.store.eviction import remove_all
@@ -79,6 +79,7 @@ _LINKING = 16  # requests of pic link that run at once
 _QUERYING = 8  # span queries that run at once, a thread each
 _FULL = make_policy(BASELINE)
 _LINKED = ("linked", "cached")  # states of the connector's report
+_WRITTEN = ("messages", "documents", "tools", "chat_template_kwargs")  # of a body, what its template copies
 _log = logging.getLogger("vllm.pictool.serve")
 
 
@@ -343,7 +344,7 @@ class VllmBackend(Backend):
         prompt_layout = await self._in_thread(
             lambda: lay_out(engine.model, pieces, lambda piece: self._object(piece, engine.model, marked), None)
         )
-        tail = pieces[-1].text if isinstance(pieces[-1], PlainText) else ""
+        tail = pieces[-1].text if isinstance(pieces[-1], PromptText) else ""
         made = tuple(CompiledText(key, len(tokens), key in new) for key, tokens in marked.values() if key)
         prompt_layout = replace(prompt_layout, tail=tail, marked=made)
         if len(prompt_layout.matches) > MAX_OBJECTS:
@@ -379,6 +380,7 @@ class VllmBackend(Backend):
     def reuse(self, linking: Linking, prompt_layout: PromptLayout | None, record: PromptRecord) -> Reuse:
         """What was done with a prompt."""
         policy, report, num_prompt = self.policy_of(linking), record.report, record.num_prompt
+        notes = () if prompt_layout is None else prompt_layout.notes
         label = label_of(policy)
         if report is None or report["state"] not in _LINKED:
             problem = None if report is None else report["problem"]
@@ -388,7 +390,7 @@ class VllmBackend(Backend):
             )
             return Reuse(
                 label, exact=num_prompt, cached=record.num_cached, problem=problem, parts=parts,
-                explains=linking.explains, nearest=None if report is None else report.get("nearest"),
+                explains=linking.explains, nearest=None if report is None else report.get("nearest"), notes=notes,
             )  # fmt: skip
         parts = self._parts(report, prompt_layout, num_prompt, linking, policy)
         sources = {part.reason for part in parts if part.key}
@@ -396,7 +398,7 @@ class VllmBackend(Backend):
         return Reuse(
             label, report["chunks"], num_prompt - total, total - recomputed, recomputed, record.num_cached,
             "+".join(sorted(sources)), marked=() if prompt_layout is None else prompt_layout.marked,
-            parts=parts, explains=linking.explains,
+            parts=parts, explains=linking.explains, notes=notes,
         )  # fmt: skip
 
     def _parts(
@@ -415,20 +417,23 @@ class VllmBackend(Backend):
     def _source_of(self, key: str) -> str:
         return "recognised" if self._learner is None else self._learner.source_of(key)
 
-    async def _pieces(self, model: Model, prompt: ChatPrompt | RawPrompt, body: Mapping[str, Any]) -> list[Piece]:
+    async def _pieces(
+        self, model: Model, prompt: ChatPrompt | RawPrompt, body: Mapping[str, Any]
+    ) -> list[WrittenPiece]:
         """The pieces of a prompt. Chats are laid out by vLLM's template, or plainly if it has none."""
         if isinstance(prompt, RawPrompt) or not self.serving.template:
             return pieces_of(model, prompt)
         chat = prompt if takes_documents(self.serving.template) else prompt.without_documents()
-        marks = Marks()
+        marks, quotes = Marks(), MarkerQuotes(model)
         rendered = dict(body) | {"messages": marks.messages(chat), "model": self.model}
         rendered |= {"documents": marks.documents(chat)} if chat.documents else {"documents": None}
         if chat.tools and "tools" not in body:  # what the template makes of them; vLLM parses no calls here
             rendered |= {"tools": list(chat.tools), "tool_choice": "none"}
-        return marks.split(await self.serving.render(rendered), model.name)
+        rendered |= {name: quotes.quote(rendered[name]) for name in _WRITTEN if name in rendered}
+        return marks.split(quotes.read(await self.serving.render(rendered)), model.name)
 
     async def _compile_marked(
-        self, engine: OnlineEngine, pieces: Sequence[Piece], policy: Policy
+        self, engine: OnlineEngine, pieces: Sequence[WrittenPiece], policy: Policy
     ) -> tuple[dict[str, tuple[str, TokenIds]], set[str]]:
         """The objects of marked texts, by text: compiled where the store lacks them; no key where that fails. And
         those that were compiled.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ from pictool.serve.service import Service, unless_gone
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import ChatPrompt, Linking, PlainText, RawPrompt, Reuse, Turn
 
+_log = logging.getLogger("vllm.pictool.serve")
 _OURS = ("pic", "verify", "cache_ids")
 _REFERENCES = ("cache", "file", "document")
 _MARKERS = ("cache_control", "prompt_cache_breakpoint")
@@ -204,7 +206,10 @@ def _as_it_is(
     if not isinstance(transfer, Mapping) or "pic" in transfer:  # the client says it, or vLLM refuses it
         return RoutedRequest(tenant, linking), rest
     rest["kv_transfer_params"] = {**transfer, "pic": params}
-    return RoutedRequest(_owner(tenant, rest), linking, texts=texts_of_body(rest)), rest
+    texts, encoder = texts_of_body(rest), backend.serving.model.encoder
+    if marker := next((text[slice(*found[0])] for text in texts if (found := encoder.markers(text))), None):
+        _log.warning("pic: a request's text has the marker %s, which vLLM reads as a control token", marker)
+    return RoutedRequest(_owner(tenant, rest), linking, texts=texts), rest
 
 
 def _owner(tenant: Tenant, rest: Mapping[str, Any]) -> Tenant:
