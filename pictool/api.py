@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import CODEC, Compiled, compile_chunks
-from pictool.core import Chunk, CompileOptions, Text
+from pictool.core import Chunk, CompileOptions, PromptText, Text
 from pictool.engines import engine_of
 from pictool.engines.base import Answer
 from pictool.linker import link as linker
@@ -65,16 +66,19 @@ def link(
     model: Model,
     store: Store,
     documents: Sequence[Document],
-    tail: str,
+    tail: str | PromptText,
     policy: Policy | str,
     *,
-    head: str = "",
+    head: str | PromptText = "",
     sinks: int | None = None,
     chunk_tokens: int | None = None,
     codec: str = CODEC,
     on_compile: Callable[[Compiled], None] | None = None,
 ) -> Linked:
     """Link documents into a prompt of these very texts: head + documents + tail. No chat template is applied.
+
+    Head and tail are the caller's own template: markers in them are control tokens, and BOS comes before them if the
+    tokenizer puts it before texts. Documents are text. Those of a `Frame` are as the model's template wrote them.
 
     Args:
         documents: chunks, texts in memory (`Text`), text files, object files or keys, in prompt order; one needs no
@@ -90,9 +94,8 @@ def link(
     Raises:
         PicError: an unusable document or object, or a prompt that is too long for the model.
     """
-    spec = Spec(
-        tail, documents, _policy_of(policy), head, sinks=sinks, chunk_tokens=chunk_tokens, codec=codec, is_raw=True
-    )
+    spec = Spec.raw(documents, tail, _policy_of(policy), head)
+    spec = replace(spec, sinks=sinks, chunk_tokens=chunk_tokens, codec=codec)
     return linker.link(model, store, spec, on_compile=on_compile)
 
 

@@ -75,14 +75,14 @@ class Spec:
                 raise InputError(f"{name}: {error}") from error
 
     @classmethod
-    def raw(cls, documents: Sequence[Document], tail: str, policy: Policy, head: str = "") -> Spec:
-        """A prompt of these very texts: head + documents + tail (`is_raw`)."""
-        return cls(tail, documents, policy, head, is_raw=True)
-
-    @classmethod
-    def framed(cls, documents: Sequence[Document], frame: Frame, policy: Policy) -> Spec:
-        """A prompt of documents in a frame that is there already."""
-        return cls(documents=documents, policy=policy, written=frame)
+    def raw(
+        cls, documents: Sequence[Document], tail: str | PromptText, policy: Policy, head: str | PromptText = ""
+    ) -> Spec:
+        """A prompt of these very texts: head + documents + tail; those of a `Frame` are as its template wrote them."""
+        if isinstance(head, str) and isinstance(tail, str):
+            return cls(tail, documents, policy, head, is_raw=True)
+        head, tail = (text if isinstance(text, PromptText) else PromptText(text) for text in (head, tail))
+        return cls(documents=documents, policy=policy, written=Frame(head, tail))
 
     @classmethod
     def planned(cls, plan: LinkPlan, max_new_tokens: int = MAX_NEW_TOKENS, sampling: Sampling = Sampling()) -> Spec:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Span = tuple[int, int]  # characters [start, end)
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
 _LETTERS = str.maketrans("0123456789abcdef", "ghijklmnopqrstuv")  # normalizers leave small letters as they are
 
 
@@ -66,9 +67,12 @@ class Encoder:
 
     @cached_property
     def control(self) -> Mapping[str, int]:
-        """The control tokens by name. The unknown token is one: a text may name it, or make it of what is unknown."""
-        entries = self.tokenizer.added_tokens_decoder.items()
-        return {entry.content: token for token, entry in entries if entry.special and entry.content}
+        """The control tokens by name: those that are declared special, but for bytes of characters without a token.
+
+        The unknown token is one: a text may name it, or make it of what is unknown.
+        """
+        entries = ((token, entry.content) for token, entry in self.tokenizer.added_tokens_decoder.items() if entry.special)
+        return {name: token for token, name in entries if name and not _BYTE.fullmatch(name)}
 
     @cached_property
     def prefix(self) -> tuple[int, ...]:

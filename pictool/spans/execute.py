@@ -25,7 +25,6 @@ from pictool.errors import InputError, PicError
 from pictool.linker.policies import DEFAULT, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import MAX_NEW_TOKENS, Spec
-from pictool.runtime.chat.template import Frame
 from pictool.spans import query as nodes
 from pictool.spans.generated import answer_all_and_keep, answer_and_keep, keep_output
 from pictool.spans.optimise import OptimisedQuery, optimise
@@ -415,7 +414,7 @@ class _Run:
             limit = min(limit, options.budget.tokens - self._tokens)
         top_p = options.top_p if call.top_p is None else call.top_p
         sampling = Sampling(call.temperature or 0.0, top_p, node_seed(self._seed, asked.at), call.stop)
-        spec = Spec.framed(prompt.documents, Frame(prompt.head, prompt.tail), options.policy)
+        spec = Spec.raw(prompt.documents, prompt.tail, options.policy, prompt.head)
         return replace(spec, max_new_tokens=limit, sampling=sampling, codec=options.codec)
 
     def _output(self, done: CallRecord) -> Output:

@@ -16,7 +16,6 @@ from pictool.errors import PicError, TraceError
 from pictool.linker.link import Linked, link
 from pictool.linker.policies.base import Deviation, Policy, Prompt, Selection
 from pictool.linker.spec import Document, Spec
-from pictool.runtime.chat.template import Frame
 from pictool.runtime.decode import Generated
 from pictool.runtime.memory.pieces import pieces_of
 from pictool.store.codecs import codecs
@@ -110,13 +109,14 @@ def _link(
 ) -> Linked:
     model.require_no_states("replays of traces")
     objects = _objects(model, store, trace, name, on_compile)
-    linked = link(model, store, Spec.framed(objects, _frame(model, trace), policy))
+    head, tail = _written(model, trace)
+    linked = link(model, store, Spec.raw(objects, tail, policy, head))
     if not np.array_equal(linked.image.layout.tokens, trace.layout.tokens):
         raise TraceError(f"{name}: its texts are not those of its tokens, so the link cannot be repeated; link again")
     return linked
 
 
-def _frame(model: Model, trace: Trace) -> Frame:
+def _written(model: Model, trace: Trace) -> tuple[PromptText, PromptText]:
     """The head and tail of a trace, whose tokens tell which markers in them are control tokens."""
     encoder, ends = model.encoder, np.cumsum([0, *map(len, trace.pieces)])
     controls = set(ends[:-1][np.isin(trace.layout.tokens, [*encoder.control.values()])].tolist())
@@ -128,7 +128,7 @@ def _frame(model: Model, trace: Trace) -> Frame:
         forms = (PromptText(text), quoted, replace(quoted.cut(before), begins=True))
         return next((form for form in forms if model.encode(form) == tokens), quoted)
 
-    return Frame(written(trace.texts[0], *trace.layout.head), written(trace.texts[-1], *trace.layout.tail))
+    return written(trace.texts[0], *trace.layout.head), written(trace.texts[-1], *trace.layout.tail)
 
 
 def _objects(

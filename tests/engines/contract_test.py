@@ -35,7 +35,7 @@ def test_an_answer_is_a_link_and_its_decoding(model: Model, store: Store, name: 
         compiled: list[Compiled] = []
         result, answer = engine.link(spec, on_compile=compiled.append), engine.answer(spec)
     frame = spec.frame(model)
-    linked = link(model, store, CHUNKS, frame.tail.text, make_policy(name), head=frame.head.text)
+    linked = link(model, store, CHUNKS, frame.tail, make_policy(name), head=frame.head)
     assert result.logits is not None and linked.image.logits is not None
     if name != "prefix":  # whose second link computes less
         assert torch.equal(result.logits, linked.image.logits) and result.recomputed == linked.recomputed

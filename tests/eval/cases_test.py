@@ -8,6 +8,7 @@ import pytest
 import subjects
 from eval.shared import CASES, POSITIONS, A, B, C, case, model
 
+from pictool.core import PromptText
 from pictool.errors import InputError
 from pictool.eval.cases import SpecOptions, group_cases
 
@@ -51,7 +52,7 @@ def test_tokens_are_those_of_the_prompt() -> None:
     opened = model()
     for group in group_cases(opened, CASES, SpecOptions()).groups:
         for prepared in group.cases:
-            parts = [prepared.frame.head, *prepared.case.documents, prepared.frame.tail]
+            parts: list[str | PromptText] = [prepared.frame.head, *prepared.case.documents, prepared.frame.tail]
             counts = [len(opened.encode(part)) for part in parts]
             assert (prepared.num_tokens, prepared.num_context) == (sum(counts), sum(counts[:-1]))
 

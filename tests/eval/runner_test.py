@@ -66,7 +66,7 @@ def links(opened: Model, store: Store, name: str) -> dict[str, Linked]:
         compile(opened, store, [chunk])
         compile(opened, store, [chunk], sinks=4)
     return {
-        label: link(opened, store, group.chunks, prepared.frame.tail.text, policy, head=prepared.frame.head.text)
+        label: link(opened, store, group.chunks, prepared.frame.tail, policy, head=prepared.frame.head)
         for label, policy in POLICIES.items()
     }
 
@@ -118,7 +118,7 @@ def test_agreement_is_by_position_over_the_longer_answer(opened: Model, store: S
     for label, policy in POLICIES.items():
         group = groups_of(opened, case("x", [A, B, C], max_new_tokens=9))[0]
         frame = group.cases[0].frame
-        linked = link(opened, store, group.chunks, frame.tail.text, policy, head=frame.head.text)
+        linked = link(opened, store, group.chunks, frame.tail, policy, head=frame.head)
         by_hand[label] = generate(opened, linked.image, 9).tokens
     full = by_hand["full"]
     for label, tokens in by_hand.items():

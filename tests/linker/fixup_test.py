@@ -158,7 +158,7 @@ def test_it_answers_what_naive_loses(store: Store) -> None:
             frame = make_frame(model, question.text)
             for algo in right:
                 policy = make_policy(algo, {"ratio": 0.05} if algo == "fixup" else {})
-                linked = link(model, store, chunks, frame.tail.text, policy, head=frame.head.text)
+                linked = link(model, store, chunks, frame.tail, policy, head=frame.head)
                 text = generate(model, linked.image, 8, Sampling(stop=("\n",))).text
                 right[algo] += text.strip() == question.answer
     assert right["full"] >= 9 and right["naive"] <= 3

@@ -37,12 +37,7 @@ def ask(model: Model, store: Store, prompt: WorldPrompt, question: Question, pol
     frame = make_frame(model, question.text)
     fields = {"legolink-16": {"k": 16}, "everything": {"k": 1000}}.get(policy, {})
     return link(
-        model,
-        store,
-        chunks,
-        frame.tail.text,
-        make_policy("legolink" if fields else policy, fields),
-        head=frame.head.text,
+        model, store, chunks, frame.tail, make_policy("legolink" if fields else policy, fields), head=frame.head
     )
 
 

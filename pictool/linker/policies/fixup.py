@@ -77,7 +77,7 @@ class Fixup(Policy):
             elif self.fallback == "legolink":
                 rows[start : min(start + FALLBACK_K, end)] = True
             else:
-                raise without_table(text, start)
+                raise without_table(str(text), start)
         by_chunk = self.budget == "chunk" or (self.budget == "prompt" and prompt.model.geometry.states is not None)
         rows |= self._chosen(scores, [span for _, span, _ in chunks] if by_chunk else [])
         return Selection(rows, np.where(np.isfinite(scores), scores, np.float32(0)))

@@ -11,6 +11,7 @@ from hostile.surfaces.databases import Databases
 from hostile.surfaces.files import Files
 from hostile.surfaces.gguf import Gguf
 from hostile.surfaces.logs import Logs
+from hostile.surfaces.markers import Markers
 from hostile.surfaces.models import Models
 from hostile.surfaces.objects import Objects
 from hostile.surfaces.remotes import Remotes
@@ -36,6 +37,7 @@ SURFACES: dict[str, type[Surface]] = {
         Logs,
         Signed,
         Conversations,
+        Markers,
     )
 }
 if find_spec("llama_cpp") and find_spec("gguf"):  # make test-llamacpp's environment

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import Compiled, object_key, sink_tokens
-from pictool.core import Chunk, CompileOptions, FixupTable, Layout, Sampling
+from pictool.core import Chunk, CompileOptions, FixupTable, Layout, PromptText, Sampling
 from pictool.engines.base import Answer, Engine, Feature, LinkResult
 from pictool.engines.vllm.request import FIELD
 from pictool.engines.vllm.versions import INSTALL, require_version
@@ -195,7 +195,7 @@ class VllmEngine(Engine):
             head = head_part(self.model, spec, frame.head)
             layout = lay_out(self.model, head.chunk, [part.chunk for part in parts], self.model.encode(frame.tail))
             if spec.policy.needs.tables:  # what vLLM compiles has no table
-                texts = (frame.head, *(part.chunk.text for part in parts), frame.tail)
+                texts: tuple[str | PromptText, ...] = (frame.head, *(part.chunk.text for part in parts), frame.tail)
                 tables = tuple(self._table(part) for part in parts)
                 spec.policy.select(Prompt(self.model, layout, texts, tables))
             objects = [*([head] if head.chunk.tokens else []), *parts]
