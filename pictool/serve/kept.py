@@ -42,12 +42,12 @@ class KeptResponse:
         return {**json.loads(self._body), "output": [item.value for item in self._output]}
 
     @property
-    def given(self) -> list[Item]:
+    def given(self) -> list[dict[str, Any]]:
         """The items of its request."""
         return [item.value for item in self._given]
 
     @property
-    def history(self) -> list[Item]:
+    def history(self) -> list[dict[str, Any]]:
         """All items up to its end: those of the responses before it, of its request, and its own."""
         return [item.value for turn in [*self.chain()][::-1] for item in turn.items()]
 
@@ -71,8 +71,8 @@ class KeptItem:
     text: bytes
 
     @property
-    def value(self) -> Item:
-        found: Item = json.loads(self.text)
+    def value(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.text)
         return found
 
     @property
@@ -119,8 +119,8 @@ class KeptResponses:
             given: the items of its request.
             previous: the response that it follows.
         """
-        texts = [tuple(KeptItem(item.get("id"), _json(item)) for item in items) for items in (given, body["output"])]
-        kept = KeptResponse(previous, self._clock() + self._lifetime_s, _json({**body, "output": None}), *texts)
+        head, expires = _json({**body, "output": None}), self._clock() + self._lifetime_s
+        kept = KeptResponse(previous, expires, head, _kept_items(given), _kept_items(body["output"]))
         if sum(turn.num_bytes for turn in kept.chain()) > self._max_bytes:
             return
         with self._lock:
@@ -157,6 +157,10 @@ class KeptResponses:
 
     def _named(self, tenant: str) -> OrderedDict[str, KeptResponse]:
         return self._tenants.get(tenant, _Tenant()).named
+
+
+def _kept_items(items: Sequence[Item]) -> tuple[KeptItem, ...]:
+    return tuple(KeptItem(item.get("id"), _json(item)) for item in items)
 
 
 def _json(value: object) -> bytes:

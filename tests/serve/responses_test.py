@@ -256,6 +256,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
     ({"input": [{"type": "function_call", "name": "x"}]}, "arguments"), ({"input": []}, "input"),
     ({"input": None}, "input"),
+    ({"input": [{"type": "function_call_output", "call_id": "no-call", "output": "x"}]}, "no-call"),
     ({"tool_choice": {"type": "web_search"}, "tools": [{"type": "web_search"}]}, "'web_search'"),
     ({"prompt_cache_options": {"ttl": "2h"}}, "ttl"), ({"max_output_tokens": 0}, "max_output_tokens"),
 ]  # fmt: skip
