@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pictool.core import Chunk
 from pictool.errors import InputError, ObjectError
+from pictool.escapes import encodable
 from pictool.reading import read_stream
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def make_chunk(model: Model, text: str, source: str) -> Chunk:
     """
     remedy = "cut it with --chunk-tokens"
     require_within(model, text, source, remedy)
-    chunk = Chunk(text, model.encode(text), source)
+    chunk = Chunk(text, model.encode(text), encodable(source))
     if not chunk.tokens:
         raise InputError(f"{source}: has no tokens; there is nothing to compile")
     if len(chunk) > model.max_positions:

@@ -47,7 +47,7 @@ def find_files(names: Sequence[str | Path], selection: FileFilter = FileFilter()
     """
     found = dict[Path, None]()
     for name in map(Path, names):
-        if not name.exists():
+        if not os.path.exists(name):  # not Path.exists, which raises for names that cannot be
             raise InputError(f"{name}: no such file or folder")
         below = sorted(islice(_below(name, selection), MAX_FILES + 1)) if name.is_dir() else [name]
         found |= dict.fromkeys(below)

@@ -100,7 +100,7 @@ class GenerateRequest(GeminiModel):
     model: str | None = None  # google's clients may name it here, too
 
 
-class CountRequest(GenerateRequest):
+class CountTokensRequest(GenerateRequest):
     """The fields of a request for an answer, or all of one."""
 
     contents: Annotated[list[Content], Field(max_length=MAX_PARTS, fail_fast=True)] = Field(default_factory=list)
@@ -154,7 +154,7 @@ def _routes(service: Service) -> APIRouter:
         return EventStream(_as_events(parts)) if alt == "sse" else ArrayStream(_as_array(parts))
 
     @router.post("/models/{model}:countTokens")
-    async def count(request: Request, model: str, body: CountRequest) -> dict[str, Any]:
+    async def count(request: Request, model: str, body: CountTokensRequest) -> dict[str, Any]:
         tenant, asked = service.tenant(request), body.generate_content_request or body
         if not asked.contents:
             raise ApiError(400, "contents: is missing; there is nothing to count", param="contents")
