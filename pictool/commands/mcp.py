@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,7 @@ def run_mcp(
       claude mcp add docs -- pic mcp ~/docs --algo legolink-16
     """
     require_installed()
+    os.read(0, 0), os.write(1, b"")  # closed streams raise here, not in a task of the server's
     spec = make_spec(replace(request, query="?"), settings)
     folder.find_files()  # a wrong name ends it now
     engine_type, store, model = find_engine(engine, model=settings.model), open_store(settings), open_model(settings)
