@@ -23,6 +23,7 @@ _STEERING = (
 )
 _IN_LINES = re.compile(f"[{_STEERING}]")
 _IN_LINE = re.compile(f"[{_STEERING}\\t\\n]")
+_HALVES = re.compile(r"[\ud800-\udfff]")
 _CURSOR_UP = re.compile(r"(\x1b\[A)+")
 
 
@@ -36,13 +37,21 @@ def visible_lines(text: str) -> str:
     return _IN_LINES.sub(_escape, text.replace("\r\n", "\n"))
 
 
+def encodable(text: str) -> str:
+    """Return Unicode text: halves of surrogate pairs, which names of files have that are not UTF-8, become escapes."""
+    return _HALVES.sub(_escape, text)
+
+
 def _escape(character: re.Match[str]) -> str:
     return character[0].encode("unicode_escape").decode()
 
 
 def to_json(data: Any) -> str:
-    r"""Return indented JSON whose strings hold such characters as `\u001b`; everything else is not escaped."""
-    text = json.dumps(data, indent=2, ensure_ascii=False)
+    r"""Return indented JSON whose strings hold such characters as `\u001b`; everything else is not escaped.
+
+    Halves of surrogate pairs, which other readers of JSON refuse, become the text of their escapes.
+    """
+    text = _HALVES.sub(lambda half: "\\" + _escape(half), json.dumps(data, indent=2, ensure_ascii=False))
     return _IN_LINES.sub(lambda character: json.dumps(character[0])[1:-1], text)
 
 

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from pictool import __version__
-from pictool.commands.console.errors import GRACE_S, INTERRUPTED, drop_stdout, end_within, fail
+from pictool.commands.console.errors import GRACE_S, INTERRUPTED, drop_stdout, end_within, fail, os_problem
 from pictool.commands.console.verbosity import Verbosity, set_verbosity
 from pictool.escapes import guard_streams
 
@@ -116,7 +116,7 @@ def run() -> None:
                 sys.stdout.flush()
     except OSError as error:  # of typer's own output, as help; commands report theirs
         drop_stdout()
-        fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
+        fail(os_problem(error), 1)
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
             end_within(GRACE_S)

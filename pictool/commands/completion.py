@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 
 from pictool.commands.console.verbosity import Verbosity, set_verbosity
+from pictool.reading import with_home
 
 _MOST_KEYS = 256
 
@@ -33,7 +34,7 @@ def complete_model(incomplete: str) -> list[str]:
     from pictool.runtime.model import EMBEDDED
 
     folder, _, beginning = incomplete.rpartition("/")
-    parent = Path(folder or ("/" if incomplete.startswith("/") else ".")).expanduser()
+    parent = with_home(folder or ("/" if incomplete.startswith("/") else "."))
     found = []
     with suppress(OSError):
         found = sorted(entry.name for entry in parent.iterdir() if (entry / "config.json").is_file())

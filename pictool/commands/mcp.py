@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import json
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from pictool import __version__
 from pictool.commands.ask import PASSAGES, REQUEST_FIELDS_OF_LINK
@@ -18,6 +21,7 @@ from pictool.commands.settings.options import SALT, EngineOption, command, make_
 from pictool.commands.settings.resources import open_model, open_store
 from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError, PicError
+from pictool.escapes import to_json, visible
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -48,6 +52,7 @@ def run_mcp(
       claude mcp add docs -- pic mcp ~/docs --algo legolink-16
     """
     require_installed()
+    os.read(0, 0), os.write(1, b"")  # closed streams raise here, not in a task of the server's
     spec = make_spec(replace(request, query="?"), settings)
     folder.find_files()  # a wrong name ends it now
     engine_type, store, model = find_engine(engine, model=settings.model), open_store(settings), open_model(settings)
@@ -79,7 +84,9 @@ class FolderTools:
     _last: dict[str, Any] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def compile(self, folder: str = "") -> dict[str, Any]:
+    def compile(
+        self, folder: Annotated[str, "A folder below those that the server was started for; empty: all of them."] = ""
+    ) -> dict[str, Any]:
         """Compile all documents, or those of a folder, so that answers need not compute them. Optional."""
         library, model = self._read([folder] if folder else None), self.engine.model
         chunks = [passage.chunk(model) for passage in library.passages]
@@ -90,12 +97,15 @@ class FolderTools:
             "new": sum(compiled.is_new for compiled in done), "unreadable": list(map(str, library.problems)),
         }  # fmt: skip
 
-    def search(self, words: str, most: int = PASSAGES) -> dict[str, Any]:
+    def search(
+        self, words: Annotated[str, "What to look for: words of the passage, in any order."],
+        most: Annotated[int, "How many passages to return at most."] = PASSAGES,
+    ) -> dict[str, Any]:  # fmt: skip
         """Find the passages of the documents that have these words, the best first. Nothing is generated."""
         found = self._read().find(words, most, self.engine.model.max_positions)
         return {"passages": [one.report() | {"text": one.passage.text} for one in found]}
 
-    def ask(self, question: str) -> dict[str, Any]:
+    def ask(self, question: Annotated[str, "The question, in a sentence."]) -> dict[str, Any]:
         """Answer a question from the passages that concern it, and name the sources."""
         from pictool.conversation import Conversation
 
@@ -114,7 +124,7 @@ class FolderTools:
     def _read(self, folders: Sequence[str] | None = None) -> Library:
         named = [Path(name).resolve() for name in self.options.names]
         for name in folders or ():
-            if not any(Path(name).resolve().is_relative_to(root) for root in named):
+            if "\0" in name or not any(Path(name).resolve().is_relative_to(root) for root in named):
                 raise InputError(
                     f"{name}: is not below {' or '.join(self.options.names)}, which pic mcp was started for"
                 )
@@ -146,13 +156,27 @@ def make_server(tools: FolderTools) -> MCPServer:
         def run(*args: Any, **named: Any) -> dict[str, Any]:
             try:
                 with tools.lock:
-                    return tool(*args, **named)
+                    result: dict[str, Any] = json.loads(to_json(tool(*args, **named)))
+                    return result  # names of files that are not UTF-8 are shown escaped
             except PicError as error:
-                raise ToolError(str(error)) from error
+                raise ToolError(visible(str(error))) from error
 
+        run.__signature__ = _described(tool)  # type: ignore[attr-defined]
         return run  # type: ignore[return-value]
 
     server = MCPServer("pictool", version=__version__, log_level="WARNING")
     for tool in (tools.compile, tools.search, tools.ask, tools.explain):
         server.add_tool(guarded(tool))
     return server
+
+
+def _described(tool: Callable[..., Any]) -> inspect.Signature:
+    """A tool's signature, as pydantic reads it: the text in `Annotated[str, "…"]` describes a field."""
+    from pydantic import Field
+
+    hints, signature = get_type_hints(tool, include_extras=True), inspect.signature(tool)
+    parameters = [
+        parameter.replace(annotation=Annotated[hints[name].__origin__, Field(description=hints[name].__metadata__[0])])
+        for name, parameter in signature.parameters.items()
+    ]
+    return signature.replace(parameters=parameters, return_annotation=hints["return"])

@@ -246,11 +246,11 @@ def make_service(
 ) -> Service:  # fmt: skip
     """The service of a backend. Its request log is closed with the resources."""
     from pictool.serve.service import Service, ServiceSettings, lease_share
-    from pictool.serve.tracing import make_provider
+    from pictool.serve.tracing import make_provider, shut_down
 
     provider = make_provider()
     if provider is not None:
-        resources.callback(provider.shutdown)  # sends what is left
+        resources.callback(shut_down, provider)
     leased = leased_bytes(options) or lease_share(store.max_bytes, keys)
     service_settings = ServiceSettings(options.ttl, lease_bytes=leased)
     return Service(

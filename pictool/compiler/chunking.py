@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pictool.core import Chunk, PromptText, TokenIds
 from pictool.errors import InputError, ObjectError
+from pictool.escapes import encodable
 from pictool.reading import read_stream
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def make_chunk(model: Model, text: str, source: str) -> Chunk:
     """
     remedy = "cut it with --chunk-tokens"
     require_within(model, text, source, remedy)
-    chunk = Chunk(text, _encode_noted(model, text, source), source)
+    chunk = Chunk(text, _encode_noted(model, text, source), encodable(source))
     if not chunk.tokens:
         raise InputError(f"{source}: has no tokens; there is nothing to compile")
     if len(chunk) > model.max_positions:

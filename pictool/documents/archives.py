@@ -36,5 +36,10 @@ def open_office(data: bytes) -> io.BytesIO:
     return io.BytesIO(data)
 
 
+def is_outlook(data: bytes) -> bool:
+    """Whether data is a compound file that is a message of Outlook (.msg), whose directory names this stream."""
+    return data.startswith(_OLE) and "__properties_version1.0".encode("utf-16-le") in data
+
+
 def is_old_office(data: bytes) -> bool:
     return data.startswith(_OLE)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.errors import InputError
-from pictool.reading import is_within, read_file
+from pictool.reading import exists, is_within, read_file
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -47,7 +47,7 @@ def find_files(names: Sequence[str | Path], selection: FileFilter = FileFilter()
     """
     found = dict[Path, None]()
     for name in map(Path, names):
-        if not name.exists():
+        if not exists(name):
             raise InputError(f"{name}: no such file or folder")
         below = sorted(islice(_below(name, selection), MAX_FILES + 1)) if name.is_dir() else [name]
         found |= dict.fromkeys(below)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pictool.core import Geometry, Identity, PromptText, Target, TokenIds
 from pictool.errors import InputError, ModelError, PicError
-from pictool.reading import shown
+from pictool.reading import shown, with_home
 from pictool.runtime import architectures, checkpoint, fingerprint, quantized, support
 from pictool.runtime.device import resolve_device, resolve_dtype
 from pictool.runtime.encoder import Encoder
@@ -360,7 +360,7 @@ def _no_bars() -> Iterator[None]:
 def local_directory(name: str | None) -> Path | None:
     """The directory of a model that is here: an embedded one or a path; None for one of the hub."""
     name = name or os.environ.get("PIC_MODEL") or "embedded"
-    path = embedded_path(name) if name in EMBEDDED else Path(name).expanduser()
+    path = embedded_path(name) if name in EMBEDDED else with_home(name)
     return path if path.is_dir() else None
 
 
@@ -373,7 +373,7 @@ def require_name(name: str | None) -> None:
     name = name or os.environ.get("PIC_MODEL") or "embedded"
     if is_gguf(name):  # opening it says what is wrong
         return
-    directory, path = local_directory(name), Path(name).expanduser()
+    directory, path = local_directory(name), with_home(name)
     if directory is not None:
         if not (directory / "config.json").exists():
             raise ModelError(f"{name}: not a model directory (it has no config.json); name one that has")
@@ -385,7 +385,7 @@ def require_name(name: str | None) -> None:
 
 def _like(name: str) -> str:
     """A model here whose name is nearly this one, as the end of a message."""
-    path = Path(name).expanduser()
+    path = with_home(name)
     beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, [*(EMBEDDED if "/" not in name else ()), *beside], 1, 0.75)
     return f"; did you mean {name.removesuffix(path.name)}{near[0]}?" if near else ""

@@ -16,6 +16,7 @@ from functools import partial
 from socket import socket
 from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -27,7 +28,8 @@ _GRACE_S = 5  # for answers that are being sent, once a signal came
 _END_S = 10  # for the rest to be told that the server ends
 _HEAD_S = 10.0  # in which a request's head comes; h11 bounds its bytes (64 KiB)
 UNREAD_S, _LEAST_READ = 30.0, 64 << 10  # of what is sent, a client reads at least so many bytes in so long
-_MAX_HEADS = 256  # connections whose request has not come; more, and the oldest is closed
+_MAX_HEADS = 256  # connections whose request has not come; more, and the oldest is closed,
+_CROWDED_S = 1.0  # if it has had so long: many clients that connect at once are not reset
 _ARENA_MAX, _ARENAS = -8, 2  # malloc's option M_ARENA_MAX, and how many arenas all threads of a server share
 _SWITCH_S = 5e-4  # how long one thread keeps Python to itself: what the engine sends must not wait for its next step
 
@@ -56,6 +58,16 @@ class Protocol(H11Protocol):
         super().connection_lost(exc)
         self._forget()
         self._stop_waiting()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP, or a malformed chunk; a response that has begun ends with its connection."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -87,8 +99,9 @@ class Protocol(H11Protocol):
             self._forget()
         elif self not in self._idle and not self.transport.is_closing():
             self._idle[self] = self.loop.call_later(_HEAD_S, self.transport.abort)
-            if len(self._idle) > _MAX_HEADS:
-                next(iter(self._idle)).transport.abort()
+            oldest, timer = next(iter(self._idle.items()))
+            if len(self._idle) > _MAX_HEADS and timer.when() - self.loop.time() <= _HEAD_S - _CROWDED_S:
+                oldest.transport.abort()
 
     def _forget(self) -> None:
         if timer := self._idle.pop(self, None):

@@ -5,7 +5,9 @@ Attributes are those of the semantic conventions for generative AI where they ar
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 from pictool.errors import InputError
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _UNTRACED = "health,ping,metrics"
+_LAST_S = 3.0  # for the spans that are left when a server ends
+_log = logging.getLogger("pictool.serve")
 _ADDRESSES = ("http.url", "http.target", "url.full")
 
 
@@ -44,6 +48,15 @@ def make_provider() -> TracerProvider | None:
     provider = TracerProvider(resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "pic")}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider
+
+
+def shut_down(provider: TracerProvider) -> None:
+    """Send what is left, for a few seconds at most: a collector that is gone does not hold up the server's end."""
+    sending = threading.Thread(target=provider.shutdown, name="pic-traces", daemon=True)
+    sending.start()
+    sending.join(_LAST_S)
+    if sending.is_alive():
+        _log.warning("pic: traces: no answer from the collector for %g s; the last spans are lost", _LAST_S)
 
 
 def trace_requests(app: FastAPI, provider: TracerProvider) -> None:

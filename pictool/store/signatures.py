@@ -26,7 +26,7 @@ from typing import Any
 from blake3 import blake3
 
 from pictool.errors import InputError
-from pictool.reading import open_regular, read_file
+from pictool.reading import open_regular, read_file, with_home
 from pictool.store.files import atomic_write
 from pictool.store.objects.format import EncodedObject, ObjectFile
 
@@ -47,7 +47,7 @@ def sidecar_of(path: Path) -> Path:
 
 def default_path(name: str) -> Path:
     """A file in the user's configuration of pictool."""
-    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
+    home = os.environ.get("XDG_CONFIG_HOME") or with_home("~/.config")
     return Path(home, "pictool", name)
 
 
@@ -280,7 +280,7 @@ class Trust:
 
 def path_of(setting: str | None, name: str) -> Path:
     """The file that a setting names; the user's own one for none and `default`."""
-    return default_path(name) if setting in (None, "", DEFAULT) else Path(str(setting)).expanduser()
+    return default_path(name) if setting in (None, "", DEFAULT) else with_home(str(setting))
 
 
 def require_signed_file(trust: Trust | None, path: Path) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pictool.errors import ObjectError, RemoteError, StoreError, UnreadableObjectError
+from pictool.reading import with_home
 from pictool.store import eviction
 from pictool.store.directory import ensure_store
 from pictool.store.entries import DEFAULT_ROOT, Entry, entries, is_key, keys_of, object_path, shards
@@ -63,7 +64,7 @@ class Store:
         remote: str | Remote | None = None, memory_bytes: int = 0, on_warning: Callable[[str], None] = _log.warning,
         trust: Trust | None = None,
     ) -> None:  # fmt: skip
-        self.root = self._outer = Path(root or os.environ.get("PIC_STORE") or DEFAULT_ROOT).expanduser()
+        self.root = self._outer = with_home(root or os.environ.get("PIC_STORE") or DEFAULT_ROOT)
         self.max_bytes, self.on_warning = max_bytes, on_warning
         self.counters = Counters(self.root / "stats")
         self.memory = LayerMemory(memory_bytes) if memory_bytes else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -57,7 +58,9 @@ def test_an_agent_compiles_searches_asks_and_has_it_explained(docs: Path, model:
     alone = pic("ask", docs, "-q", QUESTION, *options, "--store", "other", "--json").json
 
     async def steps(client: Client) -> None:
-        tools = {tool.name: tool.description or "" for tool in (await client.list_tools()).tools}
+        listed = (await client.list_tools()).tools
+        assert all(value["description"] for tool in listed for value in tool.input_schema["properties"].values())
+        tools = {tool.name: tool.description or "" for tool in listed}
         assert [*tools] == ["compile", "search", "ask", "explain"] and all(tools.values())
         assert "call ask first" in await call(client, "explain")
         (found,) = (await call(client, "search", words="numbers"))["passages"]
@@ -88,12 +91,25 @@ def test_an_agent_compiles_searches_asks_and_has_it_explained(docs: Path, model:
 
 def test_what_cannot_be_is_one_line_and_no_other_folder_is_read(docs: Path, model: Path) -> None:
     async def steps(client: Client) -> None:
-        for folder in ("elsewhere", "pages/../elsewhere", "/"):
+        assert "no such" in await call(client, "compile", folder="pages/" + "x" * 5000)
+        for folder in ("elsewhere", "pages/../elsewhere", "/", "\0", "pages/\0"):
             assert "is not below pages" in await call(client, "compile", folder=folder)
         assert (await call(client, "search", words="secret"))["passages"] == []
         assert "no passage contains a word" in await call(client, "ask", question="Zebra")
         assert "question" in await call(client, "ask")
         assert (await call(client, "ask", question=QUESTION))["sources"]  # it goes on
+
+    talk(steps, docs, "-m", model, "--max-new-tokens", 2)
+
+
+def test_a_name_that_is_not_utf_8_is_shown_escaped(docs: Path, model: Path) -> None:
+    write(docs / os.fsdecode(b"caf\xe9.md"), "A windmill on the old quay.\n")
+
+    async def steps(client: Client) -> None:
+        (found,) = (await call(client, "search", words="windmill"))["passages"]
+        assert found["path"] == r"pages/caf\udce9.md"
+        assert (await call(client, "ask", question="windmill"))["sources"] == [found["path"]]
+        assert (await call(client, "compile"))["new"] == 2
 
     talk(steps, docs, "-m", model, "--max-new-tokens", 2)
 

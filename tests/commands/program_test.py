@@ -41,6 +41,21 @@ def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True).stdout == "set()\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "closed", "code", "told"),
+    [
+        (["-q", "config"], ">&-", 1, "stdout"), (["--help"], ">&-", 1, "stdout"), (["-q", "config"], "<&-", 0, ""),
+        (["query", "-"], "<&-", 1, "stdin"), (["-q", "config"], "2>&-", 0, ""),
+        (["-q", "config"], ">&- 2>&- <&-", 1, ""),
+    ],
+)  # fmt: skip
+def test_closed_streams(arguments: list[str], closed: str, code: int, told: str) -> None:
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *PIC, *arguments]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code and (("store" in done.stdout) == (code == 0))
+    assert told in done.stderr and done.stderr.count("\n") == bool(told)
+
+
 def test_inspect_and_store_import_no_torch(objects: Objects) -> None:
     for arguments in (["inspect", str(objects.mine)], ["store", "verify", "--store", str(objects.store)]):
         run_app = f"import sys; from pictool.commands.app import app\ntry: app({arguments!r})"

@@ -11,7 +11,10 @@ import pytest
 from commands.run import pic, write
 from pictool.commands.settings import settings
 from pictool.commands.settings.settings import Settings, read_settings
-from pictool.errors import InputError
+from pictool.engines.llamacpp.names import find_files
+from pictool.errors import InputError, ModelError
+from pictool.runtime.model import local_directory, require_name
+from pictool.store.signatures import path_of
 from pictool.store.store import Store
 
 
@@ -103,6 +106,18 @@ def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert (read_settings().store, read_settings().remote) == (f"{tmp_path}/home/objects", f"{tmp_path}/home/far")
     assert read_settings().override(store="~/x").store == f"{tmp_path}/home/x"
     assert Store("~/objects").root == tmp_path / "home" / "objects"
+
+
+def test_a_tilde_of_no_user_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "~no-such-user/x"
+    write("pic.yaml", f"remote: {name}")
+    monkeypatch.setenv("PIC_STORE", name)
+    assert (read_settings().store, read_settings().remote) == (name, name)
+    assert Store(name).root == path_of(name, "trust") == Path(name)
+    assert local_directory(name) is None
+    for refused in (require_name, find_files):
+        with pytest.raises(ModelError, match=name):
+            refused(name)
 
 
 def test_an_error_names_who_says_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,18 @@ def test_a_dry_run_is_right_within_ten_percent_and_writes_nothing(docs: Path) ->
         assert (again["new_chunks"], again["bytes"][codec], again["new"], again["gone"]) == (0, 0, [], [])
 
 
+def test_a_name_that_is_not_utf_8_is_synchronised() -> None:
+    name = Path("docs", os.fsdecode(b"caf\xe9.txt"))
+    write("docs/a.txt", "The harbour was quiet.\n")
+    write(name, "A windmill on the old quay.\n")
+    first = pic("sync", "docs", "--json")
+    assert r"docs/caf\udce9.txt" in [new["source"] for new in first.json[0]["new"]] and first.code == 0
+    assert [pic("sync", "docs", "--json").json[0][change] for change in ("new", "gone")] == [[], []]
+    name.unlink()
+    gone = pic("sync", "docs", "--json").json[0]["gone"]
+    assert [entry["path"] for entry in gone] == [r"docs/caf\udce9.txt"] and sources() == {"docs/a.txt"}
+
+
 def test_compile_forecasts_the_same_way() -> None:
     for number, page in enumerate(write_prompt(random.Random(5), 12).pages):
         write(f"{number}.txt", page * (1 + number % 3))

@@ -69,6 +69,15 @@ def test_a_message_has_its_head_its_text_and_the_names_of_its_attachments(reader
     assert read(reader, b"Note: this is a text\nwith: colons\n").reader == "text"
 
 
+@pytest.mark.parametrize("charset", ["unknown-8bit", "iso-8859-8-i"])
+def test_a_charset_that_is_unknown_damages_no_mailbox(charset: str, reader: FileReader) -> None:
+    mails = [folders.mail(name, text) for name, text in (("a", "One.\n"), ("b", SENTENCE), ("c", "\0\xff\n"))]
+    odd = [mail.replace(b'charset="utf-8"', f'charset="{charset}"'.encode()) for mail in mails]
+    found = places(read(reader, b"".join(b"From x Thu\n" + mail + b"\n" for mail in (mails[0], *odd, mails[0]))))
+    assert [*found] == [f"message {number}" for number in range(1, 6)]
+    assert SENTENCE.strip() in found["message 3"] and found["message 2"] == found["message 5"] == found["message 1"]
+
+
 SENTENCE = "Größe, naïve Straße und schöne Füße: das ist ein Text über Köln.\n" * 4
 RUSSIAN = "Привет, это текст на русском языке, и в нём есть слова.\n" * 4
 

@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -224,6 +224,7 @@ def test_heads_are_bounded_in_bytes_time_and_number(keyed: Live, monkeypatch: py
     endless = b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"x" * (1 << 20)
     assert said(keyed, endless).startswith(b"HTTP/1.1 400 ")
     monkeypatch.setattr(running, "_MAX_HEADS", 4)
+    monkeypatch.setattr(running, "_CROWDED_S", 0)
     half = [socket.create_connection(("127.0.0.1", httpx.URL(keyed.url).port or 0), 60) for _ in range(12)]
     for connection in half:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost")
@@ -237,6 +238,31 @@ def test_heads_are_bounded_in_bytes_time_and_number(keyed: Live, monkeypatch: py
     assert said(keyed, b"GET /health HTTP/1.1\r\nHost") == b""
     late = said(keyed, b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
     assert late.startswith(b"HTTP/1.1 401 ")
+
+
+def test_many_connections_at_once_are_all_answered(keyed: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_CROWDED_S", 60)
+    address = ("127.0.0.1", httpx.URL(keyed.url).port or 0)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(address, 60)) for _ in range(running._MAX_HEADS + 44)]
+        for client in clients:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert {client.recv(12) for client in clients} == {b"HTTP/1.1 200"}
+
+
+def test_a_chunk_that_is_malformed_ends_its_connection(keyed: Live, caplog: pytest.LogCaptureFixture) -> None:
+    """Before the response, and after it was sent; the log has a line."""
+    head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nAuthorization: Bearer "
+    head += f"{KEY}\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n".encode()
+    assert said(keyed, head % CHAT.encode() + b"zz\r\n").startswith(b"HTTP/1.1 400 ")
+    with socket.create_connection(("127.0.0.1", httpx.URL(keyed.url).port or 0), 60) as client:
+        client.sendall(head % b"/v1/nothing")
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 404 ")
+        client.sendall(b"zz\r\n")
+        while client.recv(1 << 16):
+            pass
+    assert keyed.ok("GET", "/health")["status"] == "ok"
+    assert caplog.records and not [record for record in caplog.records if record.exc_info]
 
 
 # Pages of other sites

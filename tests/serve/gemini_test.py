@@ -33,6 +33,12 @@ def test_it_answers_as_the_other_api_does(live: Live) -> None:
     parts = [json.loads(line.removeprefix("data: ")) for line in lines if line]
     texts = [part["candidates"][0]["content"]["parts"][0]["text"] for part in parts]
     assert "".join(texts) == text_of(want) and "usageMetadata" in parts[-1]
+    response = live.client.post(f"{MODEL}:streamGenerateContent", json=ASK)
+    assert response.headers["content-type"] == "application/json"
+    assert [part["candidates"] for part in response.json()] == [part["candidates"] for part in parts]
+    whole = {"generateContentRequest": {"model": f"models/{NAME}", **ASK}}
+    for body in (ASK, {"contents": ASK["contents"]}, whole):
+        assert live.ok("POST", f"{MODEL}:countTokens", json=body) == {"totalTokens": want["usage"]["prompt_tokens"]}
 
 
 def test_cached_contents_are_leases_of_the_same_objects(live: Live) -> None:
@@ -67,6 +73,9 @@ def test_errors_have_geminis_form_too(live: Live) -> None:
         (400, f"{MODEL}:generateContent", {"contents": [{"role": "model", "parts": [{"text": "x"}]}]}),
         (400, "/v1beta/cachedContents", {"model": NAME, "contents": []}),
         (422, "/v1beta/cachedContents", {"model": NAME, "contents": [], "ttl": "soon"}),
+        (422, f"{MODEL}:streamGenerateContent?alt=media", ASK),
+        (400, f"{MODEL}:countTokens", {}),
+        (404, f"{MODEL}:embedContent", {"content": {}}),
     ):
         error = live.error(status, "POST", path, json=body)
         assert error["code"] == status and error["status"].isupper()

@@ -305,6 +305,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "x"}]}, "input_schema"),
     ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "y"}}, "'y'"),
     ({"stop_sequences": [""]}, "stop"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "no-call"}]}]}, "no-call"),
 ]  # fmt: skip
 
 

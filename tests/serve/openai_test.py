@@ -187,6 +187,7 @@ WRONG: list[tuple[int, dict[str, Any], str]] = [
     (400, {"messages": [{"role": "user", "content": " "}]}, "question"),
     (400, {"messages": [{"role": "assistant", "content": "x"}]}, "user"),
     (400, {"messages": [{"role": "tool", "content": "x"}, *MESSAGES]}, "role"),
+    (400, {"messages": [{"role": "tool", "content": "x", "tool_call_id": "no-call"}, *MESSAGES]}, "no-call"),
     (400, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
     (400, {"messages": [{"role": "user", "content": "word " * 600 + "?"}]}, "positions"),
     (404, {"cache_ids": ["cache-0"]}, "cache"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from pictool.serve.kept import KeptResponses
+from pictool.serve.kept import KeptResponse, KeptResponses
 from serve.live import DOCS, END, NAME, QUESTION, Live, Script, text_of
 
 TOOLS: list[Any] = [
@@ -190,14 +191,44 @@ def test_lost_ids_are_the_same_for_whoever_asks(client: openai.OpenAI, speaking:
 
 
 def test_what_is_kept_has_a_budget_and_a_lifetime() -> None:
-    now = [0.0]
-    kept = KeptResponses(lambda: now[0], max_bytes=5000, lifetime_s=10)
+    now, kept = [0.0], KeptResponses(lambda: now[0], max_bytes=12000, lifetime_s=10)
     for number in range(10):
-        kept.add("a", {"id": str(number), "output": [{"x": "y" * 1000}]}, [{"n": number}], ())
+        kept.add("a", response(number, 1000), [{"n": number}])
     assert [kept.find("a", str(number)) is not None for number in range(10)] == [False] * 6 + [True] * 4
     assert kept.find("b", "9") is None and not kept.remove("b", "9") and kept.remove("a", "9")
     now[0] = 11
-    assert kept.find("a", "8") is None
+    assert kept.find("a", "8") is None and kept.num_bytes("a") > 0
+    kept.add("a", response(10, 1), [])
+    assert kept.num_bytes("a") < 3000, "what has expired goes with the next response"
+
+
+def test_what_responses_follow_is_counted_once_and_while_they_hold_it() -> None:
+    """Fields that no template shows are counted, too."""
+    kept, limit = KeptResponses(lambda: 0.0, max_bytes=50_000), 50_000
+    alive: weakref.WeakSet[KeptResponse] = weakref.WeakSet()
+    for number in range(20):
+        previous = kept.find("a", str(number - 1))
+        kept.add("a", response(number, 1000), [{"id": f"i{number}", "unknown": "x" * 5000}], previous)
+        if made := kept.find("a", str(number)):
+            alive.add(made)
+            assert len(made.history) == (0 if previous is None else len(previous.history)) + 2
+        assert sum(turn.num_bytes for turn in alive) <= kept.num_bytes("a") <= limit
+        del previous, made
+        assert len(alive) <= 7
+    named = [number for number in range(20) if kept.find("a", str(number))]
+    kept.add("a", response("huge", limit), [])
+    assert kept.find("a", "huge") is None, "what is too large takes no other's place"
+    last = kept.find("a", str(named[-1]))
+    for number in named[:-1]:
+        kept.remove("a", str(number))
+    assert last is not None and last.history[0]["id"] == f"i{named[-1] - len([*last.chain()]) + 1}"
+    del last
+    kept.remove("a", str(named[-1]))
+    assert kept.num_bytes("a") == 0 and not alive
+
+
+def response(name: object, num_letters: int) -> dict[str, Any]:
+    return {"id": str(name), "output": [{"id": f"o{name}", "x": "y" * num_letters}]}
 
 
 # Fields
@@ -223,7 +254,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"truncation": "auto"}, "truncation"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"), ({"input": [{"role": "user"}]}, "content"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
-    ({"input": [{"type": "function_call", "name": "x"}]}, "arguments"), ({"input": []}, "messages"),
+    ({"input": [{"type": "function_call", "name": "x"}]}, "arguments"), ({"input": []}, "input"),
+    ({"input": None}, "input"),
+    ({"input": [{"type": "function_call_output", "call_id": "no-call", "output": "x"}]}, "no-call"),
     ({"tool_choice": {"type": "web_search"}, "tools": [{"type": "web_search"}]}, "'web_search'"),
     ({"prompt_cache_options": {"ttl": "2h"}}, "ttl"), ({"max_output_tokens": 0}, "max_output_tokens"),
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from pictool.errors import InputError
 from pictool.linker.grid import parse_policy
+from pictool.serve import tracing
 from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
 from pictool.serve.service import Service
 from pictool.serve.tenants import Keys, Tenant
@@ -73,6 +74,23 @@ def test_a_request_is_a_span_of_its_caller_s_trace_with_the_answer_in_it(tmp_pat
         ("stop",),
     )
     assert shown["pic.policy"] == "legolink-4" and "linked" in [event.name for event in answer.events]
+
+
+def test_a_collector_that_is_gone_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracing, "_LAST_S", 0.01)
+    is_back = threading.Event()
+
+    class Hanging(InMemorySpanExporter):
+        def shutdown(self) -> None:
+            is_back.wait(60)
+
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(Hanging()))
+    tracing.shut_down(provider)
+    assert not is_back.is_set() and "spans" in caplog.text
+    is_back.set()
 
 
 def test_no_span_has_a_key_or_a_text(tmp_path: Path) -> None:

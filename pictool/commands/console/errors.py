@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -69,9 +70,16 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             sys.exit(1)
         except OSError as error:
             drop_stdout()
-            fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 1)
+            fail(os_problem(error), 1)
 
     return run
+
+
+def os_problem(error: OSError) -> str:
+    """An error of the system in a line: what it concerns, and what is wrong."""
+    if error.errno == errno.EBADF and error.filename is None:
+        return "stdin or stdout: is closed; leave it open, or redirect it to a file"
+    return f"{error.filename or 'input or output'}: {error.strerror or error}"
 
 
 def end_within(seconds: float) -> None:

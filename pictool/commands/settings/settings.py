@@ -16,7 +16,7 @@ from pictool.commands.console.sizes import parse_size
 from pictool.commands.console.verbosity import note
 from pictool.commands.settings.salt import with_salt
 from pictool.errors import InputError
-from pictool.reading import read_file, shown
+from pictool.reading import read_file, shown, with_home
 from pictool.store.entries import DEFAULT_ROOT
 from pictool.urls import has_credentials, without_credentials
 
@@ -175,10 +175,10 @@ def _is_trusted(path: Path) -> bool:
     nobody else.
     """
     resolved = path.resolve()
-    trusted = [Path(name).expanduser().resolve() for name in os.environ.get(_TRUST, "").split(os.pathsep) if name]
+    trusted = [with_home(name).resolve() for name in os.environ.get(_TRUST, "").split(os.pathsep) if name]
     if any(resolved.is_relative_to(directory) for directory in trusted):
         return True
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111 (a user without a home directory is no error)
+    home = with_home("~")
     return _stranger(path) is None and resolved.is_relative_to(home.resolve())
 
 
@@ -275,7 +275,7 @@ def _parse_size(origin: str, name: str, value: str) -> int:
 
 def _expanded(name: str, value: str) -> str:
     """A path with the home directory in place of `~`, as shells have it; other settings stay."""
-    return str(Path(value).expanduser()) if name in _PATHS and value.startswith("~") else value
+    return str(with_home(value)) if name in _PATHS and value.startswith("~") else value
 
 
 def read_yaml(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:

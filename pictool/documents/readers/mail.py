@@ -6,6 +6,7 @@ from email.message import EmailMessage
 from typing import ClassVar
 
 from pictool.documents.base import MAX_PAGES, Reader, Section, UnreadableError
+from pictool.documents.texts import decoded
 
 _FIELD = re.compile(rb"([!-9;-~]+):[ \t]*\S")
 _KNOWN = {
@@ -52,13 +53,26 @@ class Mail(Reader):
             yield Section(_text(message), f"message {number}" if len(parts) > 1 else "")
 
 
+def _content(body: EmailMessage) -> str:
+    """The text of a part. One in a charset that Python does not know is read as a file whose encoding nobody names."""
+    try:
+        return str(body.get_content())
+    except LookupError:
+        data = body.get_payload(decode=True)
+        assert isinstance(data, bytes)
+        try:
+            return decoded(data)
+        except UnreadableError:
+            return data.decode(errors="replace")
+
+
 def _text(message: EmailMessage) -> str:
     head = [f"{name}: {message[name]}" for name in ("From", "To", "Date", "Subject") if message[name]]
     attached = [f"Attachment: {name}" for part in message.iter_attachments() if (name := part.get_filename())]
     body = message.get_body(("plain", "html"))
     if body is None:
         return "\n".join([*head, *attached])
-    text = str(body.get_content())
+    text = _content(body)
     if body.get_content_subtype() == "html":
         from pictool.documents.readers.html import html_sections
 

@@ -5,7 +5,7 @@ from io import BytesIO
 from typing import ClassVar
 from zipfile import is_zipfile
 
-from pictool.documents.archives import is_old_office
+from pictool.documents.archives import is_old_office, is_outlook
 from pictool.documents.base import Reader, Section, UnreadableError
 from pictool.documents.texts import decoded, line_sections
 
@@ -29,6 +29,8 @@ class TextReader(Reader):
         return True
 
     def sections(self, data: bytes) -> Iterator[Section]:
+        if is_outlook(data):
+            raise UnreadableError("is an Outlook message; save it as .eml")
         if is_old_office(data):
             raise UnreadableError("is an Office file from before 2007, or encrypted; save it as docx, pptx or xlsx")
         if data.startswith(_ZIP) and not is_zipfile(BytesIO(data)):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pictool.errors import ModelError
-from pictool.reading import parse_json, read_file
+from pictool.reading import parse_json, read_file, with_home
 
 _OLLAMA, _LM_STUDIO = "ollama:", "lmstudio:"
 _MAX_MANIFEST = 1 << 20
@@ -32,7 +32,7 @@ def find_files(name: str) -> list[Path]:
     elif name.startswith(_LM_STUDIO):
         first = _in_lm_studio(name)
     else:
-        first = Path(name).expanduser()
+        first = with_home(name)
     files = _parts(first)
     for path in files:
         _require_gguf(path)

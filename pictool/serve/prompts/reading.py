@@ -125,6 +125,21 @@ def require_supported(body: ChatRequest, backend: Backend) -> None:
         raise ApiError(400, f"tools: {backend.model} takes no tools: {problem}", param="tools")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
+    _require_calls(body.messages)
+
+
+def _require_calls(messages: Sequence[ChatMessage]) -> None:
+    """Refuse the result of a tool whose id no call before it has. Raises ApiError."""
+    called = set[object]()
+    for message in messages:
+        more = message.model_extra or {}
+        calls, answered = more.get("tool_calls"), more.get("tool_call_id")
+        called |= (
+            {str(call.get("id")) for call in calls if isinstance(call, dict)} if isinstance(calls, list) else set()
+        )
+        if message.role == "tool" and isinstance(answered, str) and answered not in called:
+            problem = f"messages: no call before the result (role tool) has its id {answered[:80]!r}"
+            raise ApiError(400, problem, param="messages")
 
 
 def format_of(body: ChatRequest, backend: Backend) -> AnswerFormat:

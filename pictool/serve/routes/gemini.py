@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -39,6 +41,8 @@ from pictool.serve.work import (
 from pictool.store.leases import Lease
 
 _PREFIX = "cachedContents/"
+_METHODS = ("generateContent", "streamGenerateContent", "countTokens")
+_METHOD_ENDS = ("generatecontent", "counttokens")
 _REASONS = {"stop": "STOP", "length": "MAX_TOKENS"}
 
 
@@ -96,6 +100,13 @@ class GenerateRequest(GeminiModel):
     model: str | None = None  # google's clients may name it here, too
 
 
+class CountTokensRequest(GenerateRequest):
+    """The fields of a request for an answer, or all of one."""
+
+    contents: Annotated[list[Content], Field(max_length=MAX_PARTS, fail_fast=True)] = Field(default_factory=list)
+    generate_content_request: GenerateRequest | None = None
+
+
 class CachedContent(GeminiModel):
     model: str
     contents: Annotated[list[Content], Field(max_length=MAX_PARTS, fail_fast=True)] = Field(default_factory=list)
@@ -132,11 +143,29 @@ def _routes(service: Service) -> APIRouter:
         return _response(service, collected)
 
     @router.post("/models/{model}:streamGenerateContent", response_model=None)
-    async def stream(request: Request, model: str, body: GenerateRequest, x_pic_policy: POLICY = None) -> Response:
+    async def stream(
+        request: Request, model: str, body: GenerateRequest, x_pic_policy: POLICY = None,
+        alt: Annotated[Literal["sse", "json"], Query()] = "json",
+    ) -> Response:  # fmt: skip
         started = time.perf_counter()
         work = await asyncio.to_thread(_work, service, service.tenant(request), model, body, x_pic_policy)
         events = service.events(work, started)
-        return EventStream(_stream(service, StartedStream(await unless_gone(request, anext(events)), events)))
+        parts = _stream(service, StartedStream(await unless_gone(request, anext(events)), events))
+        return EventStream(_as_events(parts)) if alt == "sse" else ArrayStream(_as_array(parts))
+
+    @router.post("/models/{model}:countTokens")
+    async def count(request: Request, model: str, body: CountTokensRequest) -> dict[str, Any]:
+        tenant, asked = service.tenant(request), body.generate_content_request or body
+        if not asked.contents:
+            raise ApiError(400, "contents: is missing; there is nothing to count", param="contents")
+        work = await asyncio.to_thread(_work, service, tenant, model, asked, None)
+        assert isinstance(work.prompt, ChatPrompt)
+        return {"totalTokens": await unless_gone(request, service.backend.count(work.prompt, tenant))}
+
+    @router.post("/models/{model}:{method}", include_in_schema=False)
+    async def other(method: str) -> None:
+        known = ", ".join(_METHODS)
+        raise ApiError(404, f"{method[:80]}: a model has no such method here; there are {known}")
 
     _add_cache_routes(router, service)
     return router
@@ -262,7 +291,7 @@ def gemini_model(service: Service) -> dict[str, Any]:
     return {
         "name": f"models/{backend.model}", "displayName": backend.model, "inputTokenLimit": backend.context_length,
         "outputTokenLimit": backend.context_length,
-        "supportedGenerationMethods": ["generateContent", "createCachedContent"],
+        "supportedGenerationMethods": ["generateContent", "countTokens", "createCachedContent"],
     }  # fmt: skip
 
 
@@ -291,7 +320,29 @@ def _usage(works: Sequence[AnswerCollector]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def _stream(service: Service, events: StartedStream) -> AsyncGenerator[bytes, None]:
+class ArrayStream(EventStream):
+    """A stream that is one JSON array, as Google's API sends it without `alt=sse`."""
+
+    media_type = "application/json"
+
+
+async def _as_events(parts: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(parts):
+        async for part in parts:
+            yield sse(part)
+
+
+async def _as_array(parts: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
+    before = b"["
+    async with aclosing(parts):
+        async for part in parts:
+            yield before + json.dumps(part, ensure_ascii=False).encode()
+            before = b",\r\n"
+    yield b"]"
+
+
+async def _stream(service: Service, events: StartedStream) -> AsyncGenerator[dict[str, Any], None]:
+    """The parts of a response; an error ends it with one."""
     collected, head = AnswerCollector(), _head(service)
     try:
         async for event in events:
@@ -299,12 +350,12 @@ async def _stream(service: Service, events: StartedStream) -> AsyncGenerator[byt
             if isinstance(event, StartEvent):
                 continue
             if isinstance(event, DeltaEvent):
-                yield sse(head | {"candidates": [_candidate(event.index, event.text, None)]})
+                yield head | {"candidates": [_candidate(event.index, event.text, None)]}
             elif isinstance(event, FinishEvent):
                 ended = {"candidates": [_candidate(event.index, "", event.reason)]}
-                yield sse(head | ended | {"usageMetadata": _usage([collected]), "pic": collected.report()})
+                yield head | ended | {"usageMetadata": _usage([collected]), "pic": collected.report()}
     except Exception as error:
-        yield sse(gemini_error(ApiError.of(error)))
+        yield gemini_error(ApiError.of(error))
     finally:
         await events.aclose()
 
@@ -317,7 +368,7 @@ _STATUSES = {
 
 def is_gemini(path: str) -> bool:
     """Whether a path is of the façade, so that its errors have that form."""
-    return path.startswith("/v1beta/") or "/cachedContents" in path or path.lower().endswith("generatecontent")
+    return path.startswith("/v1beta/") or "/cachedContents" in path or path.lower().endswith(_METHOD_ENDS)
 
 
 def gemini_error(error: ApiError) -> dict[str, Any]:

@@ -134,12 +134,12 @@ def response_routes(service: Service) -> APIRouter:
         request: Request, body: ResponsesRequest, x_pic_policy: POLICY = None
     ) -> Response | dict[str, Any]:
         started, tenant = time.perf_counter(), service.tenant(request)
-        before = _history(service, tenant, body)
+        previous = _previous(service, tenant, body)
         _resolve(service, tenant, body)
-        work = await chat_work(service, tenant, _chat_of(body, before), x_pic_policy)
+        work = await chat_work(service, tenant, _chat_of(body, previous), x_pic_policy)
         if body.prompt_cache_options is not None and body.prompt_cache_options.ttl is not None:
             work = replace(work, ttl_s=_LEASE_S)
-        form = ResponseForm(service, tenant, body, work, before)
+        form = ResponseForm(service, tenant, body, work, previous)
         events = service.events(work, started)
         if not body.stream:
             return await unless_gone(request, form.whole(events))
@@ -149,7 +149,7 @@ def response_routes(service: Service) -> APIRouter:
     async def count(request: Request, body: PromptRequest) -> dict[str, Any]:
         tenant = service.tenant(request)
         _resolve(service, tenant, body)
-        work = await chat_work(service, tenant, _chat_of(body, _history(service, tenant, body)), None)
+        work = await chat_work(service, tenant, _chat_of(body, _previous(service, tenant, body)), None)
         assert isinstance(work.prompt, ChatPrompt)
         num_tokens = await unless_gone(request, service.backend.count(work.prompt, tenant))
         return {"object": "response.input_tokens", "input_tokens": num_tokens}
@@ -169,7 +169,7 @@ def _add_kept_routes(router: APIRouter, service: Service) -> None:
     def show(request: Request, name: str, stream: bool = False) -> dict[str, Any]:
         if stream:
             raise ApiError(400, "stream: a response that is over is not streamed; leave it out", param="stream")
-        return dict(kept(request, name).body)
+        return kept(request, name).body
 
     @router.delete("/v1/responses/{name}")
     def remove(request: Request, name: str) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _add_kept_routes(router: APIRouter, service: Service) -> None:
         request: Request, name: str, limit: Annotated[int, Query(ge=1, le=100)] = 20, after: str = "",
         order: Literal["asc", "desc"] = "desc",
     ) -> dict[str, Any]:  # fmt: skip
-        given = [dict(item) for item in kept(request, name).given]
+        given = kept(request, name).given
         listed = given if order == "asc" else given[::-1]
         if after:
             listed = listed[next((i + 1 for i, item in enumerate(listed) if item["id"] == after), len(listed)) :]
@@ -192,17 +192,17 @@ def _add_kept_routes(router: APIRouter, service: Service) -> None:
 # From a request to one of a chat
 
 
-def _history(service: Service, tenant: Tenant, body: PromptRequest) -> Sequence[Mapping[str, Any]]:
-    """The items before a request's own. Raises ApiError 400: they are lost, deleted, or another tenant's."""
+def _previous(service: Service, tenant: Tenant, body: PromptRequest) -> KeptResponse | None:
+    """The response that a request follows. Raises ApiError 400: it is lost, deleted, or another tenant's."""
     if body.previous_response_id is None:
-        return ()
+        return None
     found = service.responses.find(tenant.id, body.previous_response_id)
     if found is None:
         raise ApiError(
             400, f"previous_response_id: there is no response {body.previous_response_id[:80]!r} here; send its items",
             param="previous_response_id", code="previous_response_not_found",
         )  # fmt: skip
-    return found.history
+    return found
 
 
 def _resolve(service: Service, tenant: Tenant, body: PromptRequest) -> None:
@@ -216,19 +216,22 @@ def _resolve(service: Service, tenant: Tenant, body: PromptRequest) -> None:
                 raise ApiError(
                     400, f"input: {_REFERENCE} {str(item.id)[:80]!r} is not kept here; send the item", param="input"
                 )
-            body.input[index] = InputItem.model_validate(found)
+            body.input[index] = InputItem.model_validate(found.value)
 
 
-def _chat_of(body: PromptRequest, before: Sequence[Mapping[str, Any]]) -> ChatRequest:
+def _chat_of(body: PromptRequest, previous: KeptResponse | None) -> ChatRequest:
     """The request of a chat that asks for the same. Raises ApiError."""
     for name in _REFUSED:
         if getattr(body, name):
             raise ApiError(400, f"{name}: is not supported here; leave it out", param=name)
     if body.truncation not in (None, "disabled"):
         raise ApiError(400, "truncation: nothing is dropped here; leave it out", param="truncation")
+    if body.input is None or body.input == []:
+        raise ApiError(400, "input: is missing; send a text, or the items that come next", param="input")
     messages = [ChatMessage(role="system", content=body.instructions)] if body.instructions else []
-    own = body.input if isinstance(body.input, list) else [InputItem(role="user", content=body.input or "")]
-    messages += _messages([*map(InputItem.model_validate, before), *own])
+    own = body.input if isinstance(body.input, list) else [InputItem(role="user", content=body.input)]
+    before = [] if previous is None else [*map(InputItem.model_validate, previous.history)]
+    messages += _messages([*before, *own])
     functions = [tool for tool in body.tools or () if tool.get("type") == "function"]
     chat: dict[str, Any] = {
         "model": body.model, "messages": messages, "tools": list(map(_tool, functions)), "cache_ids": body.cache_ids,
@@ -336,9 +339,9 @@ class ResponseForm:
 
     def __init__(
         self, service: Service, tenant: Tenant, body: ResponsesRequest, work: AnswerRequest,
-        before: Sequence[Mapping[str, Any]],
+        previous: KeptResponse | None,
     ) -> None:  # fmt: skip
-        self._service, self._tenant, self._body, self._work, self._before = service, tenant, body, work, before
+        self._service, self._tenant, self._body, self._work, self._previous = service, tenant, body, work, previous
         self._id, self._created = f"resp_{secrets.token_hex(12)}", int(service.clock())
         self._output, self._tokens, self._number = list[dict[str, Any]](), list[TokenInfo](), -1
 
@@ -377,7 +380,7 @@ class ResponseForm:
         status = "incomplete" if collected.answers[0].reason == "length" else "completed"
         response = self._response(status, collected)
         if self._body.store is not False:
-            self._service.responses.add(self._tenant.id, response, _given(self._body), self._before)
+            self._service.responses.add(self._tenant.id, response, _given(self._body), self._previous)
         yield self._event(f"response.{status}", response=response)
 
     def _more(self, event: DeltaEvent | ReasoningEvent | CallEvent) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ It holds names of files, so it keeps nothing of a tenant's objects (salted ones)
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pictool.errors import StoreError
+from pictool.escapes import encodable
 from pictool.store.directory import may_write
 from pictool.store.side.databases import clear_place, has_schema, write
 
@@ -49,17 +51,26 @@ def read_folders(root: Path) -> list[FolderObject]:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_WAIT_S)) as db:
             if not has_schema(db, _SCHEMA):
                 raise StoreError(f"{path}: is no database of folders; delete it, and run pic sync again")
-            return [FolderObject(*map(str, row)) for row in db.execute(_SELECT)]
+            return [FolderObject(*map(_read, row)) for row in db.execute(_SELECT)]
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"{path}: cannot be read ({error}); delete it, and run pic sync again") from error
 
 
+def _stored(name: str) -> str | bytes:
+    """A name as SQLite takes it: the bytes of one that is not UTF-8."""
+    return name if encodable(name) == name else os.fsencode(name)
+
+
+def _read(value: object) -> str:
+    return os.fsdecode(value) if isinstance(value, bytes) else str(value)
+
+
 def set_folder(root: Path, folder: str, target: str, key_to_path: Mapping[str, str]) -> None:
     """Keep what a folder's objects are now. Raises StoreError: it cannot be written."""
-    rows = [(folder, target, key, path) for key, path in key_to_path.items()]
+    rows = [(_stored(folder), target, key, _stored(path)) for key, path in key_to_path.items()]
 
     def change(db: sqlite3.Connection) -> None:
-        db.execute("DELETE FROM folders WHERE folder = ? AND target = ?", (folder, target))
+        db.execute("DELETE FROM folders WHERE folder = ? AND target = ?", (_stored(folder), target))
         db.executemany(_ADD, rows)
 
     try:
