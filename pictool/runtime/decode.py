@@ -238,7 +238,7 @@ def generate_steps(
     """
     _require_same_rope(model, image, max_new_tokens)
     stream, token = TextStream(model.tokenizer, sampling.stop, answer_format.keeps_special), -1
-    grammar = None if answer_format.schema is None else Grammar(model, answer_format.schema)
+    grammar = None if answer_format.schema is None else Grammar(model, answer_format)
     for token, logits in _tokens(model, image, max_new_tokens, _Chooser(sampling, grammar)):
         text = "" if answer_format.keeps_special and token in model.eos_ids else stream.push(token)
         yield Step(token, text, *_logprobs(logits, token, num_top))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -10,36 +10,44 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pictool.core import AnswerFormat
 from pictool.errors import InputError
+from pictool.runtime.schemas import grammar_of, refused
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
-MAX_SCHEMA = 1 << 18  # characters
-# White space is at most a blank after `,` and `:`: a small model prints it for ever. A schema cannot say otherwise.
-_OPTIONS: Any = {
-    "whitespace_flexible": False, "whitespace_pattern": None, "item_separator": ", ?", "key_separator": ": ?",
-    "lenient": False, "coerce_one_of": False,
-}  # fmt: skip
-# Beside these, properties that an object's schema does not name may be those of another schema.
-_OPEN = {*"additionalProperties patternProperties unevaluatedProperties minProperties anyOf oneOf $ref".split()}
+
+@dataclass(frozen=True)
+class CompiledFormat(AnswerFormat):
+    """An answer format with the matcher of its schema, at its beginning."""
+
+    matcher: Any = field(default=None, compare=False, repr=False)
+
+
+def compiled(model: Model, answer_format: AnswerFormat) -> AnswerFormat:
+    """An answer format whose schema, if it has one, is compiled here and not on the thread that computes answers.
+
+    Raises:
+        InputError: llguidance does not follow it; or the tokenizer is not one of `tokenizers`.
+    """
+    if answer_format.schema is None or isinstance(answer_format, CompiledFormat):
+        return answer_format
+    matcher = _matcher(model.tokenizer, model.config.vocab_size, model.eos_ids, answer_format.schema)
+    return CompiledFormat(**vars(answer_format), matcher=matcher)
 
 
 class Grammar:
     """The tokens that an answer may go on with, so that it is a JSON value of a schema.
 
-    Args:
-        schema: of JSON, as JSON.
-
     Raises:
-        InputError: see `require_schema`; or the tokenizer is not one of `tokenizers`.
+        InputError: as `compiled`.
     """
 
-    def __init__(self, model: Model, schema: str) -> None:
-        from llguidance import LLMatcher
-
-        self._matcher = LLMatcher(_tokenizer(model.tokenizer, model.config.vocab_size, model.eos_ids), _grammar(schema))
-        self._require()
+    def __init__(self, model: Model, answer_format: AnswerFormat) -> None:
+        format_ = compiled(model, answer_format)
+        assert isinstance(format_, CompiledFormat), "it has no schema"
+        self._matcher = format_.matcher.deep_copy()
 
     def masked(self, logits: Tensor) -> Tensor:
         """The logits [vocabulary] with minus infinity where a token may not come next."""
@@ -58,55 +66,18 @@ class Grammar:
 
     def _require(self) -> None:
         if self._matcher.is_error():
-            raise _refused(self._matcher.get_error())
+            raise refused(self._matcher.get_error())
 
 
-def require_schema(schema: str) -> None:
-    """Refuse a schema that cannot be followed, or is not followed here.
-
-    Raises:
-        InputError: it is invalid, too large, or has what llguidance does not know; or that is not installed.
-    """
-    if len(schema) > MAX_SCHEMA:
-        raise InputError(f"the schema has {len(schema)} characters; {MAX_SCHEMA} at most")
-    try:
-        from llguidance import LLMatcher
-    except ImportError as error:
-        raise InputError("no llguidance is installed here; pip install 'pictool[structured]'") from error
-    if problem := LLMatcher.validate_grammar(_grammar(schema)):
-        raise _refused(problem)
-
-
-def _grammar(schema: str) -> str:
+@lru_cache(8)
+def _matcher(tokenizer: Any, vocab_size: int, eos_ids: frozenset[int], schema: str) -> Any:
+    """The matcher of a schema, to be copied."""
     from llguidance import LLMatcher
 
-    try:
-        read = json.loads(schema)
-        closed = read if '"allOf"' in schema else _closed(read)
-        return str(LLMatcher.grammar_from_json_schema(json.dumps(closed), overrides=_OPTIONS))
-    except (ValueError, RecursionError) as error:
-        raise _refused(str(error)) from error
-
-
-def _closed(schema: Any) -> Any:
-    """The schema without properties that it does not name: a model may add some for ever. vLLM's default does so."""
-    if isinstance(schema, list):
-        return [_closed(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    named, required = schema.get("properties"), schema.get("required", [])
-    inner = ("items", "prefixItems", "additionalProperties", *(() if named else ("anyOf", "oneOf")))
-    closed = schema | {key: _closed(schema[key]) for key in inner if key in schema}
-    for key in ("properties", "$defs", "definitions"):
-        if isinstance(parts := schema.get(key), dict):
-            closed[key] = {name: _closed(part) for name, part in parts.items()}
-    if isinstance(named, dict) and isinstance(required, list) and not _OPEN & schema.keys():
-        closed |= {} if {*map(str, required)} - named.keys() else {"additionalProperties": False}
-    return closed
-
-
-def _refused(problem: str) -> InputError:
-    return InputError(f"the schema is not followed: {' '.join(problem.split())[:300]}")
+    matcher = LLMatcher(_tokenizer(tokenizer, vocab_size, eos_ids), grammar_of(schema), log_level=0)
+    if matcher.is_error():
+        raise refused(matcher.get_error())
+    return matcher
 
 
 @lru_cache(4)

@@ -10,7 +10,9 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pictool.reading import require_shape
 from pictool.runtime.chat.parsing import AnswerParser, AnswerPart
+from pictool.serve.errors import ApiError
 from pictool.serve.work import (
     AnswerRequest,
     CallEvent,
@@ -93,8 +95,13 @@ async def called(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, N
 
 
 def _called(end: FinishEvent, text: str) -> Event:
+    """What a forced answer is. Raises ApiError: a call that its client could not send back."""
     if end.reason != "stop" or end.stop is not None:
         return DeltaEvent(end.index, text)
+    try:
+        require_shape(text.encode())
+    except ValueError as error:
+        raise ApiError(400, f"tool_choice: the call {error}; bound its schema", param="tool_choice") from error
     call = json.loads(text)  # the grammar saw to it that it is one
     arguments = json.dumps(call["arguments"], ensure_ascii=False)
     return CallEvent(end.index, 0, f"call_{secrets.token_hex(12)}", call["name"], arguments)

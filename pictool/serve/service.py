@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, TypeVar
 from fastapi import Request
 from prometheus_client import CollectorRegistry
 
-from pictool.errors import NoRoomError, StoreError
+from pictool.errors import InputError, NoRoomError, StoreError
 from pictool.estimate.request_log import RequestLog
+from pictool.runtime.schemas import is_tried, require_schema
+from pictool.serve.admission import AdmissionControl
 from pictool.serve.errors import ApiError, model_not_found, not_found
 from pictool.serve.files import MAX_TOTAL_BYTES, Files
 from pictool.serve.kept import KeptResponses
@@ -54,6 +56,7 @@ T = TypeVar("T")
 _log = logging.getLogger("pictool.serve")
 DEFAULT_TTL_S = 3600.0
 _MAX_MARKS = 100_000  # objects of marked texts whose leases are known
+_MAX_TRIALS = 64  # schemas that wait to be tried
 _SHOWN = 32  # requests of which the operator sees what became of their prompts
 
 
@@ -102,6 +105,7 @@ class Service:
         self.responses = KeptResponses(lambda: self.clock())
         self._marks: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()  # tenant, key: lease, its end
         self.files = Files(root, settings.file_bytes)
+        self._trials = AdmissionControl(_MAX_TRIALS, most=1)
         self.last_requests = deque[dict[str, str]](maxlen=_SHOWN)  # the newest first
         leased_keys(root)  # a damaged file, or a directory that is no store, is told at the start, not to every client
         self.metrics = Metrics(backend.status, self.leases.count, registry)
@@ -148,6 +152,24 @@ class Service:
             return found[1]
 
         return find
+
+    async def require_followed(self, tenant: Tenant, schemas: Iterable[tuple[str, str]]) -> None:
+        """Refuse schemas that are not followed here: those of fields, as JSON.
+
+        New ones are tried one at a time, and tenants take turns: however slow those of one are, another waits for one.
+
+        Raises:
+            ApiError: 400, with the field; 429.
+        """
+        for param, schema in schemas:
+            try:
+                if is_tried(schema):
+                    require_schema(schema)
+                    continue
+                async with self._trials.place(tenant.name):
+                    await asyncio.to_thread(require_schema, schema)
+            except InputError as error:
+                raise ApiError(400, f"{param}: {error}", param=param) from error
 
     async def documents(
         self, tenant: Tenant, wanted: Documents | DocumentQuery, chat: ChatPrompt, linking: Linking, most: int | None

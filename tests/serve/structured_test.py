@@ -15,9 +15,11 @@ import torch
 from accept_sets import CASES, REFUSED, Case, Schema
 from hypothesis import HealthCheck, given, settings
 
+from pictool.core import AnswerFormat
 from pictool.errors import InputError
-from pictool.runtime.grammar import Grammar, require_schema
+from pictool.runtime.grammar import Grammar
 from pictool.runtime.model import Model
+from pictool.runtime.schemas import require_schema
 from pictool.store.store import Store
 from serve.live import NAME, RESPONSES, TEMPLATE, Live, serving, tiny_model
 
@@ -159,7 +161,7 @@ SCHEMAS = st.recursive(LEAVES, nested, max_leaves=6)
 def test_every_answer_that_ends_is_of_its_schema_and_all_end(schema: dict[str, Any], seed: int, model: Model) -> None:
     """Tokens are chosen at random: no white space can go on for ever."""
     generator = torch.Generator().manual_seed(seed)
-    grammar, tokens = Grammar(model, json.dumps(schema)), list[int]()
+    grammar, tokens = Grammar(model, AnswerFormat(schema=json.dumps(schema))), list[int]()
     while not tokens or tokens[-1] not in model.eos_ids:
         assert len(tokens) < 600, model.tokenizer.decode(tokens)
         weights = grammar.masked(torch.zeros(model.config.vocab_size)).softmax(-1)
@@ -173,7 +175,7 @@ def test_every_answer_that_ends_is_of_its_schema_and_all_end(schema: dict[str, A
 
 def accepts(model: Model, schema: Schema, text: str) -> bool:
     """Whether an answer may be this text, token by token, and then end."""
-    grammar = Grammar(model, json.dumps(schema))
+    grammar = Grammar(model, AnswerFormat(schema=json.dumps(schema)))
     tokens = [*model.tokenizer.encode(text, add_special_tokens=False), min(model.eos_ids)]
     assert model.tokenizer.decode(tokens[:-1]) == text
     for token in tokens:

@@ -14,16 +14,21 @@ import json
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import load_response_template
 
 from pictool.bounded_process import serve_requests
+from pictool.reading import require_shape
+from pictool.runtime.schemas import matches
 
 MAX_ANSWERS = 4096  # that are parsed at once; more, and the oldest is given up
 _KINDS = {"content": "text", "thinking": "reasoning", "reasoning": "reasoning", "reasoning_content": "reasoning"}
 _CALLS = "tool_calls"
+_BROKEN = (ValueError, KeyError, TypeError, RecursionError)  # of a call
+_MAX_STEPS = 100_000  # of the validation of one call: keywords, and their parts and those of the value
 Part = list[Any]  # kind and value
 
 
@@ -36,7 +41,7 @@ class AnswerParts:
 
     def __init__(self, template: Any, prefix: str, tools: list[Any] | None, takes_calls: bool) -> None:
         self._template, self._tools, self._takes_calls = load_response_template(template), tools, takes_calls
-        self._strict = dict(map(_validator, filter(_is_strict, tools or ())))
+        self._strict = {tool["function"]["name"]: _Arguments(tool) for tool in tools or () if _is_strict(tool)}
         self._raw = self._blanks = ""  # what no part has yet; blanks that may end a region
         self._region: str | None = None
         self._met, self._has_text = set[str](), False  # kinds with a text; whether the region has one
@@ -54,7 +59,7 @@ class AnswerParts:
             self._raw += char
             try:
                 events = self._parser.feed(char)
-            except (ValueError, KeyError, TypeError):  # the call that ends here is broken
+            except _BROKEN:  # the call that ends here is broken
                 yield from self._give_up()
                 continue
             for event in events:
@@ -74,7 +79,7 @@ class AnswerParts:
                 return
         try:
             _, events = self._parser.finalize()
-        except (ValueError, KeyError, TypeError):
+        except _BROKEN:
             yield from self._give_up()
             return
         for event in events:
@@ -133,7 +138,7 @@ class AnswerParts:
         call = _call(value)
         if call is None or call[0] not in self._strict:
             return call
-        return call if self._strict[call[0]].is_valid(json.loads(call[1])) else None
+        return call if self._strict[call[0]].are(json.loads(call[1])) else None
 
 
 def _is_strict(tool: Any) -> bool:
@@ -141,13 +146,66 @@ def _is_strict(tool: Any) -> bool:
     return isinstance(function, dict) and function.get("strict") is True
 
 
-def _validator(tool: Any) -> tuple[str, Any]:
-    """The name of a tool, and what its arguments are validated by. It fetches no schema from elsewhere."""
-    from jsonschema.validators import validator_for  # type: ignore[import-untyped]
-    from referencing import Registry
+class _TooManyStepsError(Exception):
+    """The validation of a call is given up."""
 
-    schema = tool["function"].get("parameters") or {"type": "object"}
-    return tool["function"]["name"], validator_for(schema)(schema, registry=Registry())
+
+class _Arguments:
+    """What the arguments of a strict tool's calls must be, by a schema of a client's.
+
+    Its patterns are llguidance's, not Python's, whose time may be exponential; and branches (`anyOf` of `$ref`) that
+    double at each level are given up after `_MAX_STEPS`. No schema is fetched from elsewhere.
+    """
+
+    def __init__(self, tool: Any) -> None:
+        from jsonschema.validators import extend, validator_for  # type: ignore[import-untyped]
+        from referencing import Registry
+
+        schema = tool["function"].get("parameters") or {"type": "object"}
+        kind = validator_for(schema)
+        own = {"pattern": _pattern, "patternProperties": _pattern_properties, "additionalProperties": _additional}
+        keywords = {name: self._counted(check) for name, check in (kind.VALIDATORS | own).items()}
+        self._validator, self._steps = extend(kind, keywords)(schema, registry=Registry()), 0
+
+    def are(self, value: Any) -> bool:
+        self._steps = 0
+        try:
+            return bool(self._validator.is_valid(value))
+        except _TooManyStepsError:
+            return False
+
+    def _counted(self, check: Any) -> Any:
+        def counted(validator: Any, keyword: Any, value: Any, schema: Any) -> Any:
+            self._steps += 1 + sum(len(part) for part in (keyword, value) if isinstance(part, str | list | dict))
+            if self._steps > _MAX_STEPS:
+                raise _TooManyStepsError
+            return check(validator, keyword, value, schema)
+
+        return counted
+
+
+def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
+    if isinstance(value, str) and not matches(pattern, value):
+        yield _unfit(pattern)
+
+
+def _pattern_properties(validator: Any, schemas: dict[str, Any], value: Any, schema: Any) -> Iterator[Any]:
+    for pattern, part in schemas.items():
+        for name in filter(partial(matches, pattern), value if isinstance(value, dict) else ()):
+            yield from validator.descend(value[name], part, path=name)
+
+
+def _additional(validator: Any, rest: Any, value: Any, schema: Any) -> Iterator[Any]:
+    patterns = schema.get("patternProperties", {})
+    for name in value.keys() - schema.get("properties", {}).keys() if isinstance(value, dict) else ():
+        if not any(matches(pattern, name) for pattern in patterns):
+            yield from validator.descend(value[name], rest, path=name)
+
+
+def _unfit(keyword: str) -> Any:
+    from jsonschema import ValidationError
+
+    return ValidationError(keyword)
 
 
 def _call(value: Any) -> Part | None:
@@ -163,7 +221,12 @@ def _call(value: Any) -> Part | None:
             return None
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         return None
-    return [name, json.dumps(arguments, ensure_ascii=False)]
+    text = json.dumps(arguments, ensure_ascii=False)
+    try:
+        require_shape(text.encode(errors="replace"))
+    except ValueError:  # deeper than clients may send it back
+        return None
+    return [name, text]
 
 
 _answers: OrderedDict[str, AnswerParts] = OrderedDict()

@@ -143,17 +143,14 @@ def _require_calls(messages: Sequence[ChatMessage]) -> None:
 
 
 def format_of(body: ChatRequest, backend: Backend) -> AnswerFormat:
-    """What an answer's text is: parsed, if its calls can be; or JSON. Not for an event loop: it reads a schema.
+    """What an answer's text is: parsed, if its calls can be; or JSON. Not for an event loop: it writes a schema.
 
     Raises:
-        ApiError: a schema that is not followed here.
+        ApiError: what is asked for is neither.
     """
-    for tool in body.tools or ():
-        if (strict := _strict_schema(tool)) is not None:
-            _checked(strict, "tools")
     forced = _forced_call(body)
     if forced is not None:
-        return AnswerFormat(schema=_checked(forced, "tool_choice"), is_call=True)
+        return AnswerFormat(schema=json.dumps(forced), is_call=True)
     form = body.response_format or {"type": "text"}
     if form.get("type") == "text":
         return AnswerFormat(backend.response_template is not None)
@@ -167,7 +164,16 @@ def format_of(body: ChatRequest, backend: Backend) -> AnswerFormat:
         )
     if body.tools and body.tool_choice != "none":
         raise ApiError(400, "response_format: has no place for calls; send no tools", param="response_format")
-    return AnswerFormat(schema=_checked(schema, "response_format"))
+    return AnswerFormat(schema=json.dumps(schema))
+
+
+def schemas_of(body: ChatRequest, answer_format: AnswerFormat) -> list[tuple[str, str]]:
+    """The schemas of a chat that must be followed, as JSON, each with the field that has it."""
+    strict = [schema for tool in body.tools or () if (schema := _strict_schema(tool)) is not None]
+    schemas = [("tools", json.dumps(schema)) for schema in strict]
+    if answer_format.schema is not None:
+        schemas.append(("tool_choice" if answer_format.is_call else "response_format", answer_format.schema))
+    return schemas
 
 
 def _strict_schema(tool: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -203,17 +209,6 @@ def _forced_call(body: ChatRequest) -> Mapping[str, Any] | None:
                     400, f"tool_choice: two tools have another $defs/{key[:80]}; force one", param="tool_choice"
                 )
     return {"anyOf": calls, "$defs": defs}
-
-
-def _checked(schema: Mapping[str, Any], param: str) -> str:
-    from pictool.runtime.grammar import require_schema
-
-    text = json.dumps(schema)
-    try:
-        require_schema(text)
-    except InputError as error:
-        raise ApiError(400, f"{param}: {error}", param=param) from error
-    return text
 
 
 def turns_of(

@@ -30,6 +30,7 @@ from pictool.linker.policies.base import Policy
 from pictool.linker.residency import ResidentObjects
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import Generated, Step, generate, generate_steps, generated_of
+from pictool.runtime.grammar import compiled
 from pictool.runtime.memory.pool import default_pool_bytes
 from pictool.serve.admission import AdmissionControl
 from pictool.serve.backends.query import ServedQuery
@@ -188,6 +189,8 @@ class TorchBackend(Backend):
     # The backend's contract
 
     async def answer(self, work: AnswerRequest) -> AsyncGenerator[Event, None]:
+        if work.answer_format.schema is not None:
+            work = replace(work, answer_format=await asyncio.to_thread(compiled, self._base, work.answer_format))
         async with aclosing(self._in_turn(work.tenant.name, partial(self._answer, work))) as events:
             async for event in events:
                 yield event
