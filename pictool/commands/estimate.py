@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -110,7 +111,8 @@ def run_estimate(options: EstimateOptions, settings: Settings) -> None:
     check_options(options)
     model, size = open_model(options)
     rates = make_rates(options, model, size)
-    reader = LogReader()
+    memory = sizes(options)[1]
+    reader = LogReader(None if memory is None else memory // 8)
     prompts = limited(reader.read(options.logs), options.limit)
     if options.replay is not None:
         run_replay(options, settings, model, prompts)
@@ -124,8 +126,7 @@ def run_estimate(options: EstimateOptions, settings: Settings) -> None:
             note("stopped; the report covers the requests read so far")
             show(options, finish(measure, reader, model, size, rates))
         raise
-    if measure is None:
-        raise InputError(f"{' '.join(options.logs)}: has no requests")
+    assert measure is not None  # a reader that finds no prompt raises
     show(options, finish(measure, reader, model, size, rates))
 
 
@@ -229,12 +230,14 @@ def finish(
     """The report of what was read, and what could not be."""
     from pictool.estimate.report import Report
 
+    left_out = reader.forms.left_out
     for problem in reader.problems:
         note(problem)
     if reader.unread.lines:
         note(f"{count(reader.unread.lines, 'line')} not read; the first: {reader.unread.first}")
     reads = {
         "requests": measure.num_prompts, "bytes": reader.num_bytes, "forms": dict(reader.forms.found),
+        "left_out": {"records": left_out.total(), "reasons": dict(left_out)},
         "lines": reader.num_lines, "unread": {"lines": reader.unread.lines, "first": reader.unread.first or None,
                                               "reasons": dict(reader.unread.reasons)},
         "problems": list(reader.problems),
@@ -258,6 +261,10 @@ def print_report(report: Report, top: int) -> None:
     """The tables, and the verdict last."""
     tokens = report.totals.tokens
     print(f"log        {', '.join(f'{number:,d} {name}' for name, number in report.reads['forms'].items())}")
+    if left_out := report.reads["left_out"]["reasons"]:
+        from pictool.estimate.readers import show_counts
+
+        print(textwrap.fill(f"left out   {show_counts(Counter(left_out))}", 80, subsequent_indent=" " * 11))
     if span := show_span(report.measure.series[::5]):
         print(f"time       {span}")
     print(f"tokens     {tokens.total:,.0f}, {report.counting}")

@@ -1,53 +1,258 @@
-"""The forms in which requests are logged, one function each: from a record to the prompts in it.
+"""The forms in which requests are logged: how a record's form is recognised, and where it has what is needed.
 
-OpenAI's chat, completions, responses and batch files, Anthropic's messages, Gemini's contents, LiteLLM's payloads and
-LangSmith's runs, Mooncake's traces, LMCache's agentic traces (which are chats), vLLM's KV events and the lines of its
-request log, and what `pic serve --request-log` writes.
+`FORMS` is the table of gateways, traces and batches; the bodies of requests in them are read by API (`bodies.py`).
+Beside it are records that have no body: Mooncake's traces, vLLM's KV events and the lines of its request log, and what
+`pic serve --request-log` writes. Each request counts once; what does not count is counted by its reason.
 """
 
 from __future__ import annotations
 
-import ast
+import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
+from pictool.estimate.bodies import (
+    FormError,
+    Record,
+    body_of,
+    has_fields,
+    is_nothing,
+    prompts_of,
+    time_of,
+    token_ids,
+)
 from pictool.estimate.hashing import mixed
 from pictool.estimate.segments import BYTES_PER_TOKEN, KINDS, HashedBlocks, LoggedPrompt, Segment
+from pictool.estimate.spans import flat_span, spans_of
 from pictool.reading import shown
 
-Record = Mapping[str, Any]
-MIN_MARKED = 64  # characters: as `pic serve` has it, a shorter document stays text
 MOONCAKE_TOKENS = 512  # of a block of its traces
-_TIMES = ("time", "timestamp", "ts", "startTime", "start_time", "created_at", "created", "arrival_time")
-_TENANTS = ("tenant", "team_id", "user_api_key_team_id", "user_api_key_hash", "organization")
-_WRAPPERS = ("body", "request", "request_body", "request_json", "kwargs", "proxy_server_request")
-_ROLES = {
-    "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
-    "ai": "assistant", "model": "assistant", "tool": "tool", "function": "tool",
-}  # fmt: skip
-_VLLM = re.compile(
-    r"Received request (?P<id>\S+?):? (?:details: )?prompt: (?P<prompt>None|'.*?'|\".*?\"), (?:params: .*?)?"
-    r"prompt_token_ids: (?P<ids>None|\[[\d, ]*\])|Request (?P<id2>\S+) details: prompt: (?P<prompt2>None|'.*'|\".*\"), "
-    r"prompt_token_ids: (?P<ids2>None|\[[\d, ]*\])"
+_WRAPPERS = ("body", "proxy_server_request", "request_body", "request_json", "kwargs", "request")
+_VLLM_NEEDS = " (start vLLM with --enable-log-requests and VLLM_LOGGING_LEVEL=DEBUG)"
+_TWICE = "logged twice"
+_REQUEST = re.compile(r"\b(?:Received request|Request) (?P<id>\S{1,300}?):? (?:details: )?(?P<field>prompt|params): ")
+_PROMPT = re.compile(r"None|'([^'\\]*+(?:\\.[^'\\]*+)*+)'|\"([^\"\\]*+(?:\\.[^\"\\]*+)*+)\"", re.DOTALL)
+_IDS, _IDS_FIELD = re.compile(r"\[[\d, ]*+\]"), "prompt_token_ids: "
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
+_LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
+_LOG_LINE = re.compile(r"(?:\([^()\n]{1,80}\) )?(?:INFO|DEBUG|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d ")
+_LOG_TIME = re.compile(r"\b(?P<month>\d\d)-(?P<day>\d\d) (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)\b")
+_NO_CHAT = re.compile(  # endpoints, operations and models that have no prompt of a language model
+    r"(?P<embeddings>embed)|(?P<moderations>moderation)|(?P<rerank>rerank)|(?P<images>image_gen|images/|dall-e|gpt-image)"
+    r"|(?P<audio>audio/|speech|transcription|whisper|\btts-)",
+    re.IGNORECASE,
 )
-_VLLM_TIME = re.compile(r"\b(?P<month>\d\d)-(?P<day>\d\d) (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)\b")
+_FAILED = ("failed", "failure", "error", "errored", "expired")
+_NONE = ("no kind",)  # of the observations of a form are requests
 
 
-class FormError(ValueError):
-    """A record of no known form."""
+@dataclass(frozen=True)
+class LogForm:
+    """A form of records. Paths are names with dots between (`*` is any name); the first with something there counts.
+
+    Fields:
+        name: as reports have it; "": records are named by the API of their bodies.
+        marks: sets of paths; a record is of this form if it has all of one set.
+        prompt: to the body of the request; "": the record itself.
+        id, parent: of the request; a form with parents has observations within each other.
+        kind, calls: what an observation is, and which kinds are requests to a model; (): all are.
+        endpoint: all that tells embeddings from chats: URLs, operations and models.
+        status, error: an HTTP status or a word; what is there only if the request failed.
+        response: with the outputs.
+        needs: what must be done for the log to have prompts.
+        gaps: texts that the gateway writes in place of others.
+        is_input: whether the body may also be a text or one message.
+        view: makes the record that paths are read from.
+    """
+
+    name: str
+    marks: tuple[tuple[str, ...], ...]
+    prompt: tuple[str, ...] = ()
+    id: tuple[str, ...] = ()
+    parent: tuple[str, ...] = ()
+    kind: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
+    endpoint: tuple[str, ...] = ()
+    status: tuple[str, ...] = ()
+    error: tuple[str, ...] = ()
+    response: tuple[str, ...] = ("response",)
+    needs: str = ""
+    gaps: tuple[str, ...] = ()
+    is_input: bool = False
+    view: Callable[[Record], Record] = dict
+
+    def has(self, record: Record) -> bool:
+        """Whether a record is of this form."""
+        return any(all(is_there(record, path) for path in marks) for marks in self.marks)
+
+
+_MODELS = ("model", "body.model", "request.model")
+_GENERATIONS = "export observations of type GENERATION, with their input"
+FORMS = (
+    LogForm(
+        "LiteLLM's spend logs", (("call_type", "spend"), ("call_type", "proxy_server_request")),
+        prompt=("proxy_server_request", "messages"), id=("request_id",), endpoint=("call_type", "model"),
+        status=("metadata.error_information.error_code", "status"), gaps=("litellm_truncated", "redacted-by-litellm"),
+        needs="set store_prompts_in_spend_logs: true in general_settings, and a large MAX_STRING_LENGTH_PROMPT_IN_DB",
+    ),
+    LogForm(
+        "Langfuse", (("traceId", "type"), ("trace_id", "type", "start_time")), prompt=("input",), id=("id",),
+        parent=("parentObservationId", "parent_observation_id"), kind=("type",), calls=("generation",),
+        endpoint=("type", "model"), status=("level",), response=("output",), is_input=True, needs=_GENERATIONS,
+    ),
+    LogForm("Langfuse's traces", (("sessionId", "tags", "input"), ("htmlPath",)), calls=_NONE, needs=_GENERATIONS),
+    LogForm(
+        "Helicone", (("request_created_at",), ("requestCreatedAt",), ("requestBody",), ("providerRequest",)),
+        prompt=("request_body", "requestBody", "providerRequest.json"), id=("request_id", "requestId"),
+        endpoint=("request_path", "requestPath", "target_url", "targetUrl", "providerRequest.url", "request_model",
+                  "requestModel", "model", "request_body.model", "requestBody.model", "providerRequest.json.model"),
+        status=("response_status", "responseStatus", "providerResponse.status"),
+        response=("response_body", "responseBody", "providerResponse.json"), needs="export with --include-body",
+    ),
+    LogForm(
+        "OpenAI's batches", (("custom_id", "body"),), prompt=("body",), id=("custom_id",), endpoint=("url", *_MODELS),
+        status=("response.status_code",), error=("error",),
+    ),
+    LogForm("Anthropic's batches", (("custom_id", "params"),), prompt=("params",), id=("custom_id",)),
+    LogForm(
+        "results of a batch", (("custom_id", "response"), ("custom_id", "result")),
+        needs="name the batch's input file, too",
+    ),
+    LogForm(
+        "Bedrock", (("modelId", "operation", "input"), ("schemaType", "modelId")), prompt=("input.inputBodyJson",),
+        id=("requestId",), endpoint=("operation", "modelId"), error=("errorCode",), response=("output.outputBodyJson",),
+        needs="enable text in model invocation logging; bodies above 100 KB are in the S3 objects of inputBodyS3Path",
+    ),
+    LogForm(
+        "Kong", (("ai.proxy",), ("ai.payload",), ("ai", "started_at")),
+        prompt=("ai.*.payload.request", "ai.payload.request"), id=("request.id",),
+        endpoint=("ai.*.meta.request_mode", "upstream_uri", "request.uri", "ai.*.meta.request_model"),
+        status=("response.status",), response=("ai.*.payload.response",),
+        needs="set logging.log_payloads: true of the ai-proxy plugin",
+    ),
+    LogForm("Kong without ai-proxy", (("client_ip", "started_at", "latencies"),), calls=_NONE),
+    LogForm(
+        "LangSmith", (("run_type", "inputs"),), prompt=("inputs",), id=("id",), parent=("parent_run_id",),
+        kind=("run_type",), calls=("llm", "chat_model"), endpoint=("run_type",), status=("status",), error=("error",),
+        response=("outputs",), is_input=True, view=lambda record: {**record, "inputs": _inputs(record["inputs"])},
+    ),
+    LogForm(
+        "OpenTelemetry", (("spanId", "attributes"), ("span_id", "attributes"), ("context", "attributes")),
+        prompt=("body",), id=("id",), parent=("parent",), kind=("operation",),
+        calls=("chat", "text_completion", "completion", "generate_content", "llm"), endpoint=("operation", "model"),
+        status=("status",), view=flat_span,
+        needs="set OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT where the spans are made",
+    ),
+)  # fmt: skip
+_PLAIN = LogForm(
+    "", (), prompt=(*_WRAPPERS, ""), id=("id", "request_id", "requestId", "litellm_call_id"),
+    endpoint=("endpoint", "url", "path", "request_path", "uri", "call_type", "operation", "request.url",
+              "request.path", *_MODELS),
+    status=("status_code", "response.status_code", "response.status", "response_status", "error.code", "status"),
+    error=("error",),
+)  # fmt: skip
+
+
+def _inputs(inputs: Any) -> Any:
+    """The inputs of a LangSmith run as a body."""
+    return {"prompt": inputs["prompts"]} if isinstance(inputs, Mapping) and "prompts" in inputs else inputs
+
+
+def _at(value: Any, names: Sequence[str]) -> Any:
+    """What is at a path; None: nothing."""
+    if not names or names == [""]:
+        return value
+    if not isinstance(value, Mapping):
+        return None
+    if names[0] == "*":
+        found = (_at(inner, names[1:]) for inner in value.values())
+        return next((inner for inner in found if not is_nothing(inner)), None)
+    return _at(value.get(names[0]), names[1:])
+
+
+def first_at(record: Record, paths: Sequence[str]) -> Any:
+    """What is at the first of some paths with something there."""
+    found = (_at(record, path.split(".")) for path in paths)
+    return next((value for value in found if not is_nothing(value)), None)
+
+
+def is_there(record: Record, path: str) -> bool:
+    """Whether a record has a field, with something in it or not."""
+    *outer, name = path.split(".")
+    holder = _at(record, outer)
+    return isinstance(holder, Mapping) and name in holder
+
+
+def records_of(value: Any) -> Iterator[Any]:
+    """The records in a value: itself, or those of a list or an export that only holds others."""
+    listed = _listed_in(value) if isinstance(value, Mapping) else value
+    if isinstance(listed, list) and listed and all(isinstance(record, Mapping) for record in listed):
+        for record in listed:
+            yield from records_of(record)
+    else:
+        yield value
+
+
+def _listed_in(record: Record) -> list[Any] | None:
+    if "resourceSpans" in record or "resourceLogs" in record:
+        return list(spans_of(record)) or None
+    for name, key in (("requests", "custom_id"), ("observations", "type"), ("data", "")):
+        listed = record.get(name)
+        if isinstance(listed, list) and not has_fields(record):
+            return listed if all(isinstance(inner, Mapping) and (not key or key in inner) for inner in listed) else None
+    for name in ("events", "logEvents"):  # of CloudWatch
+        listed = record.get(name)
+        if isinstance(listed, list) and all(isinstance(inner, Mapping) and "message" in inner for inner in listed):
+            return [json.loads(inner["message"]) for inner in listed]
+    return None
+
+
+class _Known:
+    """Values that came before, the latest `limit` of them; None: all."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._digests, self._limit = dict[bytes, None](), limit
+
+    def __contains__(self, value: object) -> bool:
+        return _digest(value) in self._digests
+
+    def add(self, value: object) -> bool:
+        """Add a value; returns whether it came before."""
+        digest = _digest(value)
+        is_known = digest in self._digests
+        self._digests[digest] = None
+        if self._limit is not None and len(self._digests) > self._limit:
+            del self._digests[next(iter(self._digests))]
+        return is_known
+
+
+def _digest(value: object) -> bytes:
+    return hashlib.blake2b(repr(value).encode(errors="surrogatepass"), digest_size=12).digest()
 
 
 class Forms:
-    """Turns records into prompts. It keeps what KV events said of blocks, and nothing else."""
+    """Turns records into prompts. It keeps ids of requests, and what KV events said of blocks.
 
-    def __init__(self) -> None:
-        self.found = dict[str, int]()  # prompts by the name of their form
+    Args:
+        max_ids: the latest ids of each kind that are kept; None: all, so that each request counts once however far
+            apart its records are.
+
+    Attributes:
+        found: prompts by the name of their form. left_out: records that count as no prompt, by the reason.
+    """
+
+    def __init__(self, max_ids: int | None = None) -> None:
+        self.found, self.left_out = Counter[str](), Counter[str]()
+        self._ids, self._inside, self._around = (_Known(max_ids) for _ in range(3))
         self._blocks = dict[Any, tuple[Any, tuple[int, ...]]]()  # of KV events: (parent, token ids) by hash
 
     def prompts(self, record: Any) -> list[LoggedPrompt]:
@@ -60,28 +265,82 @@ class Forms:
             record = {"ts": record[0], "events": record[1]}
         if not isinstance(record, Mapping):
             raise FormError("is no object of a known form")
-        for name, keys, read in _READERS:
+        if form := next((form for form in FORMS if form.has(record)), None):
+            return self._requests(form, form.view(record))
+        for name, keys, read in _WITHOUT_BODY:
             if all(key in record for key in keys):
                 found = read(self, record)
-                self.found[name] = self.found.get(name, 0) + len(found)
+                self.found[name] += len(found)
                 return found
-        raise FormError("has none of the fields of a request")
+        return self._requests(_PLAIN, record)
 
-    def line(self, text: str) -> list[LoggedPrompt] | None:
-        """The prompts of a line of vLLM's log; None: it is none of a request."""
-        found = _VLLM.search(text)
+    def _requests(self, form: LogForm, record: Record) -> list[LoggedPrompt]:
+        """The prompts of a record with a body."""
+        body = _body(form, record)
+        reason = _reason(form, record, body)
+        is_nested = bool(form.parent) and self._is_nested(form, record, is_request=not reason)
+        if reason or is_nested or body is None:
+            return self._leave_out(reason or "within or around another record of the same request")
+        api, found = prompts_of(body)
+        if not found:
+            return self._leave_out("without text")
+        if (name := first_at(record, form.id)) and not form.parent and self._ids.add((form.name, name, _texts(found))):
+            return self._leave_out(_TWICE)
+        self.found[form.name or api] += len(found)
+        return found
+
+    def _leave_out(self, reason: str) -> list[LoggedPrompt]:
+        self.left_out[reason] += 1
+        return []
+
+    def _is_nested(self, form: LogForm, record: Record, is_request: bool) -> bool:
+        """Whether an observation is a request that counts already: itself, one that it is within, or one within it."""
+        name, parent = first_at(record, form.id), first_at(record, form.parent)
+        if name is None:
+            return False
+        if name in self._inside or (parent is not None and parent in self._inside):
+            self._inside.add(name)
+            return True
+        is_around = name in self._around
+        if is_request and not is_around:
+            self._inside.add(name)
+        if (is_request or is_around) and parent is not None:
+            self._around.add(parent)
+        return is_around
+
+    @staticmethod
+    def is_line(text: str) -> bool:
+        """Whether a text is a line of vLLM's log."""
+        return bool(_LOG_LINE.match(text) or _REQUEST.search(text))
+
+    def line(self, text: str) -> list[LoggedPrompt]:
+        """The prompts of a line of vLLM's log.
+
+        Raises:
+            FormError: its prompt does not end. ValueError: it has characters or token ids that are none.
+        """
+        found = _REQUEST.search(text)
         if found is None:
-            return None
-        ids, prompt = found["ids"] or found["ids2"], found["prompt"] or found["prompt2"]
-        if ids and ids not in ("None", "[]"):
-            content: Any = np.fromstring(ids[1:-1], dtype=np.int64, sep=",").astype(np.int32)
-        elif prompt and prompt != "None":
-            content = str(ast.literal_eval(prompt))
-        else:
-            return []
-        self.found["vLLM request log"] = self.found.get("vLLM request log", 0) + 1
-        moment = _VLLM_TIME.search(text[: found.start()])
-        return [LoggedPrompt((Segment("prompt", content),), None if moment is None else _log_time(moment))]
+            return self._leave_out(f"lines of vLLM's log{_VLLM_NEEDS}")
+        name = found["id"]
+        if found["field"] == "params":
+            return [] if name in self._ids else self._leave_out(f"without a prompt{_VLLM_NEEDS}")
+        prompt = _PROMPT.match(text, found.end())
+        if prompt is None:
+            raise FormError("has a prompt that does not end")
+        at = text.rfind(_IDS_FIELD, prompt.end())
+        ids = None if at < 0 else _IDS.match(text, at + len(_IDS_FIELD))
+        content: Any = _unescaped(prompt[1] or prompt[2] or "")
+        if ids is not None and ids[0] != "[]":
+            content = token_ids(json.loads(ids[0]))
+        if not len(content):
+            return self._leave_out("without text")
+        logged = LoggedPrompt((Segment("prompt", content),), _log_time(text[: found.start()]))
+        self._ids.add(name)
+        if self._ids.add((name, _texts([logged]))):
+            return self._leave_out(_TWICE)
+        self.found["vLLM's request log"] += 1
+        return [logged]
 
     def kv_events(self, record: Record) -> list[LoggedPrompt]:
         """The prompts whose blocks were stored: each event has its token ids, and the block that it continues."""
@@ -101,7 +360,7 @@ class Forms:
             for number, name in enumerate(hashes):
                 self._blocks[_hashable(name)] = (parent, tuple(ids[number * size : (number + 1) * size]))
                 parent = name
-            prompts.append(LoggedPrompt((Segment("prompt", _token_ids(before + ids)),), _time(record)))
+            prompts.append(LoggedPrompt((Segment("prompt", token_ids(before + ids)),), time_of(record)))
         return prompts
 
     def _before(self, name: Any) -> list[int]:
@@ -117,206 +376,89 @@ def _hashable(name: Any) -> Any:
     return name if isinstance(name, int | str | None) else json.dumps(name)
 
 
-def _token_ids(ids: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.int32]]:
-    array = np.asarray(ids)
-    if array.dtype.kind not in "iu" or array.ndim != 1:
-        raise FormError("has token ids that are no whole numbers")
-    if len(array) and not 0 <= int(array.min()) <= int(array.max()) < 1 << 31:
-        raise FormError("has token ids below 0 or above 2^31")
-    return array.astype(np.int32)
+def _body(form: LogForm, record: Record) -> Record | None:
+    """The body of a request, with what its record says of it; None: no prompt is in it."""
+    value = first_at(record, form.prompt)
+    body = None if is_nothing(value) else body_of(value, form.is_input)
+    if body is None or value is record:
+        return body
+    outer = {name: inner for name, inner in record.items() if name not in _WRAPPERS and not has_fields({name: inner})}
+    return {**outer, "response": first_at(record, form.response), **body}
 
 
-def _log_time(found: re.Match[str]) -> float:
-    fields = {name: int(text) for name, text in found.groupdict().items()}
-    return datetime(datetime.now(tz=UTC).year, tzinfo=UTC, **fields).timestamp()  # a log has no year
+def _reason(form: LogForm, record: Record, body: Record | None) -> str:
+    """Why a record counts as no prompt; "": it counts."""
+    needs = f" ({form.name}: {form.needs})" if form.needs else ""
+    kind, error = str(first_at(record, form.kind)).lower(), first_at(record, form.error)
+    if found := _other_purpose(form, record, body):
+        return found
+    if form.calls and kind not in form.calls:
+        return "no requests to a model" + (needs if form.calls == _NONE else "")
+    if (status := _failure(first_at(record, form.status))) or error:
+        return f"failed ({status})" if status.isdecimal() else "failed"
+    if body is None:
+        return f"without a prompt{needs}"
+    dumped = json.dumps(body) if form.gaps else ""
+    if any(gap in dumped for gap in form.gaps):
+        return f"cut or redacted{needs}"
+    return ""
 
 
-def _time(record: Record) -> float | None:
-    """When a request came, in seconds since 1970; milliseconds are told by their size."""
-    for name in _TIMES:
-        value = record.get(name)
-        if isinstance(value, str):
-            try:
-                moment = datetime.fromisoformat(value)
-            except ValueError:
-                continue
-            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e18:
-            seconds = float(value)
-            return seconds if seconds < 1e11 else seconds / 1e3 if seconds < 1e14 else seconds / 1e9
+def _other_purpose(form: LogForm, record: Record, body: Record | None) -> str:
+    """What a request is for if not for a chat: by its endpoint, model, body or response; "": it is for a chat."""
+    values = [value for path in form.endpoint if isinstance(value := _at(record, path.split(".")), str)]
+    if found := _NO_CHAT.search(" ".join("/".join(value.split("?")[0].split("/")[-2:]) for value in values)):
+        return str(found.lastgroup)
+    if body is None or "input" not in body:
+        return ""
+    items, response = body["input"], body.get("response")
+    data = response.get("data") if isinstance(response, Mapping) else None
+    signs = (
+        isinstance(items, list) and all(isinstance(item, str | int) for item in items),
+        isinstance(data, list) and any(isinstance(part, Mapping) and "embedding" in part for part in data[:1]),
+        "encoding_format" in body, "dimensions" in body,
+    )  # fmt: skip
+    return "embeddings" if any(signs) else ""
+
+
+def _failure(status: Any) -> str:
+    """The status of a request that failed; "": it did not."""
+    text = str(status)
+    if text.isdecimal() and len(text) == 3 and isinstance(status, int | str):
+        return text if text >= "400" else ""
+    return text if text.lower() in _FAILED else ""
+
+
+def _texts(prompts: Sequence[LoggedPrompt]) -> bytes:
+    """A digest of prompts."""
+    digest = hashlib.blake2b(digest_size=12)
+    for segment in (segment for prompt in prompts for segment in prompt.segments):
+        content = segment.content
+        assert not isinstance(content, HashedBlocks)
+        data = content.encode(errors="surrogatepass") if isinstance(content, str) else content.tobytes()
+        digest.update(f"{segment.kind} {len(data)} ".encode())
+        digest.update(data)
+    return digest.digest()
+
+
+def _unescaped(text: str) -> str:
+    """A text whose `repr` is known, without the quotes. Raises ValueError: it has characters that are none."""
+    return _ESCAPE.sub(lambda found: _character(*found.groups()), text) if "\\" in text else text
+
+
+def _character(byte: str | None, short: str | None, long: str | None, letter: str | None) -> str:
+    digits = byte or short or long
+    return chr(int(digits, 16)) if digits else _LETTERS.get(letter or "", letter or "")
+
+
+def _log_time(text: str) -> float | None:
+    """The time at the beginning of a line of a log, which has no year: this one, UTC."""
+    if (found := _LOG_TIME.search(text)) is None:
+        return None
+    fields = {name: int(digits) for name, digits in found.groupdict().items()}
+    with suppress(ValueError):
+        return datetime(datetime.now(tz=UTC).year, tzinfo=UTC, **fields).timestamp()
     return None
-
-
-def _tenant(record: Record) -> str:
-    """Whose a request is, as far as the record says it."""
-    places = [record]
-    places += [record[name] for name in ("metadata", "extra") if isinstance(record.get(name), Mapping)]
-    for place in places:
-        for name in _TENANTS:
-            if isinstance(place.get(name), str):
-                return str(place[name])
-    salt = record.get("cache_salt")
-    return salt if isinstance(salt, str) else ""
-
-
-def _chat(forms: Forms, record: Record) -> list[LoggedPrompt]:
-    messages = record["messages"]
-    if isinstance(messages, str):
-        return _one(record, [Segment("prompt", messages)])
-    if not isinstance(messages, list):
-        raise FormError("has messages that are no list")
-    segments = [*_tools(record), *_system(record.get("system"))]
-    documents = [Segment("document", str(document["text"]), True) for document in _listed(record, "documents")]
-    last = max((i for i, message in enumerate(messages) if _role(message) == "user"), default=-1)
-    for number, message in enumerate(messages):
-        segments += _message(message, documents if number == last else [])
-    return _one(record, segments)
-
-
-def _role(message: Any) -> str:
-    """The kind of a message's author, in OpenAI's form, LangChain's, or its serialised constructors."""
-    if not isinstance(message, Mapping):
-        raise FormError("has a message that is no object")
-    role = message.get("role", message.get("type"))
-    if role == "constructor" and isinstance(message.get("id"), list) and message["id"]:
-        role = str(message["id"][-1]).removesuffix("Chunk").removesuffix("Message").lower()
-    return _ROLES.get(role if isinstance(role, str) else "", "user")
-
-
-def _message(message: Record, before: Sequence[Segment] = ()) -> list[Segment]:
-    role = _role(message)
-    inner = next((message[name] for name in ("kwargs", "data") if isinstance(message.get(name), Mapping)), message)
-    content = inner.get("content", inner.get("parts"))
-    segments = [Segment("template", f"<|{role}|>\n"), *before, *_content(role, content, inner)]
-    if calls := inner.get("tool_calls"):
-        segments.append(Segment(role, _dumped(calls)))
-    return segments
-
-
-def _content(kind: str, content: Any, message: Record) -> list[Segment]:
-    """The parts of a message. Texts up to a cache marker are one document, as in `pic serve`."""
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [_marked(kind, content) if message.get("cache_control") else Segment(kind, content)]
-    if not isinstance(content, list):
-        raise FormError("has a message whose content is neither text nor parts")
-    segments, texts = list[Segment](), list[str]()
-    for part in content:
-        if isinstance(part, str):
-            part = {"text": part}
-        if not isinstance(part, Mapping):
-            raise FormError("has a content part that is no object")
-        if part.get("type") == "document":
-            segments += [Segment(kind, text) for text in texts]
-            texts = []
-            segments.append(_marked("document", _document_text(part)))
-            continue
-        texts.append(_part_text(part))
-        if part.get("cache_control") or part.get("prompt_cache_breakpoint"):
-            segments.append(_marked(kind, "".join(texts)))
-            texts = []
-    joined = [_marked(kind, "".join(texts))] if message.get("cache_control") and texts else []
-    return [part for part in (*segments, *(joined or (Segment(kind, text) for text in texts))) if part.content != ""]
-
-
-def _marked(kind: str, text: str) -> Segment:
-    return (
-        Segment("document" if kind == "user" else kind, text, True) if len(text) >= MIN_MARKED else Segment(kind, text)
-    )
-
-
-def _document_text(part: Record) -> str:
-    source = part.get("source")
-    if isinstance(part.get("text"), str):
-        return str(part["text"])
-    if isinstance(source, Mapping):
-        data = source.get("data", source.get("content"))
-        return data if isinstance(data, str) else "".join(map(_part_text, data)) if isinstance(data, list) else ""
-    return ""
-
-
-def _part_text(part: Record) -> str:
-    """The text of a content part; what is called or returned, as JSON. Images have none."""
-    if isinstance(part.get("text"), str):
-        return str(part["text"])
-    match part.get("type"):
-        case "tool_result":
-            content = part.get("content")
-            return content if isinstance(content, str) else "".join(
-                _part_text(inner) for inner in content or () if isinstance(inner, Mapping)
-            )  # fmt: skip
-        case "tool_use" | "function_call":
-            return _dumped({name: part.get(name) for name in ("name", "input", "arguments") if name in part})
-        case "thinking" | "reasoning":
-            return str(part.get("thinking", ""))
-    return ""
-
-
-def _system(system: Any) -> list[Segment]:
-    if not system:
-        return []
-    content = system.get("parts") if isinstance(system, Mapping) else system
-    return [Segment("template", "<|system|>\n"), *_content("system", content, {})]
-
-
-def _tools(record: Record) -> list[Segment]:
-    tools = record.get("tools")
-    return [Segment("system", _dumped(tool)) for tool in tools] if isinstance(tools, list) else []
-
-
-def _responses(forms: Forms, record: Record) -> list[LoggedPrompt]:
-    """OpenAI's responses, and LMCache's agentic traces, whose `input` are messages of a chat."""
-    segments, items = [*_tools(record), *_system(record.get("instructions"))], record["input"]
-    if isinstance(items, str):
-        return _one(record, [*segments, Segment("template", "<|user|>\n"), Segment("user", items)])
-    if not isinstance(items, list):
-        raise FormError("has an input that is neither text nor items")
-    for item in items:
-        if isinstance(item, Mapping) and "output" in item:
-            output = item["output"] if isinstance(item["output"], str) else _dumped(item["output"])
-            segments += [Segment("template", "<|tool|>\n"), Segment("tool", output)]
-        elif isinstance(item, Mapping) and item.get("type") == "function_call":
-            segments.append(Segment("assistant", _part_text(item)))
-        else:
-            segments += _message(item)
-    return _one(record, segments)
-
-
-def _completion(forms: Forms, record: Record) -> list[LoggedPrompt]:
-    prompt = record["prompt"]
-    listed = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
-    if not isinstance(listed, list):
-        raise FormError("has a prompt that is no text")
-    found = []
-    for part in listed:
-        if not isinstance(part, str | list):
-            raise FormError("has a prompt that is neither text nor token ids")
-        content: Any = part if isinstance(part, str) else _token_ids(part)
-        found += _one(record, [Segment("prompt", content)])
-    return found
-
-
-def _contents(forms: Forms, record: Record) -> list[LoggedPrompt]:
-    segments = _system(record.get("systemInstruction", record.get("system_instruction")))
-    for content in _listed(record, "contents"):
-        segments += _message(content)
-    return _one(record, segments)
-
-
-def _run(forms: Forms, record: Record) -> list[LoggedPrompt]:
-    """A LangSmith run of a model; of a chain, the same messages come again with its calls of models."""
-    if record["run_type"] not in ("llm", "chat_model"):
-        return []
-    inputs = record["inputs"]
-    more = {name: record[name] for name in ("start_time", "extra") if name in record} | {
-        "response": record.get("outputs")
-    }
-    if "prompts" in inputs:
-        return _completion(forms, more | {"prompt": inputs["prompts"]})
-    messages = inputs["messages"]
-    batches = messages if messages and isinstance(messages[0], list) else [messages]
-    return [prompt for batch in batches for prompt in _chat(forms, more | {"messages": batch})]
 
 
 def _mooncake(forms: Forms, record: Record) -> list[LoggedPrompt]:
@@ -330,7 +472,7 @@ def _mooncake(forms: Forms, record: Record) -> list[LoggedPrompt]:
     return [LoggedPrompt((Segment("prompt", HashedBlocks(hashes, BYTES_PER_TOKEN * tokens, True)),), seconds)]
 
 
-def _requests(forms: Forms, record: Record) -> list[LoggedPrompt]:
+def _served(forms: Forms, record: Record) -> list[LoggedPrompt]:
     """What `pic serve --request-log` writes. Lengths are as many bytes as make its tokens at `BYTES_PER_TOKEN`."""
     segments, sizes = [], [int(length) for _, _, blocks in record["segments"] for _, length in blocks]
     scale = BYTES_PER_TOKEN * int(record.get("tokens", 0)) / max(1, sum(sizes)) or 1.0
@@ -343,70 +485,11 @@ def _requests(forms: Forms, record: Record) -> list[LoggedPrompt]:
             raise FormError("has a block of no length")
         lengths = np.maximum(1, np.rint(lengths * scale)).astype(np.int64)
         segments.append(Segment(kind, HashedBlocks(hashes, lengths), bool(is_marked)))
-    return [LoggedPrompt(tuple(segments), _time(record), str(record.get("tenant", "")))]
+    return [LoggedPrompt(tuple(segments), time_of(record), str(record.get("tenant", "")))]
 
 
-def _wrapped(name: str) -> Callable[[Forms, Record], list[LoggedPrompt]]:
-    """A request inside of its record, which has the time, the tenant and the response."""
-
-    def read(forms: Forms, record: Record) -> list[LoggedPrompt]:
-        inner = record[name]
-        inner = json.loads(inner) if isinstance(inner, str) and inner.lstrip()[:1] == "{" else inner
-        inner = inner["body"] if isinstance(inner, Mapping) and isinstance(inner.get("body"), Mapping) else inner
-        if not isinstance(inner, Mapping):
-            raise FormError(f"has a {name} that is no object")
-        outer = {key: value for key, value in record.items() if key not in _WRAPPERS}
-        for _, keys, read_inner in _READERS[: -len(_WRAPPERS)]:
-            if all(key in inner for key in keys):
-                return read_inner(forms, {**outer, **inner})
-        raise FormError(f"has a {name} with none of the fields of a request")
-
-    return read
-
-
-def _one(record: Record, segments: Sequence[Segment]) -> list[LoggedPrompt]:
-    body = {name: record[name] for name in ("messages", "prompt", "documents", "tools") if name in record}
-    return [
-        LoggedPrompt(tuple(segments), _time(record), _tenant(record), tuple(_outputs(record.get("response"))), body)
-    ]
-
-
-def _outputs(response: Any) -> Iterator[str]:
-    """The texts of a logged response, in any of the forms."""
-    if isinstance(response, str):
-        yield response
-    if not isinstance(response, Mapping):
-        return
-    if isinstance(response.get("body"), Mapping):
-        response = response["body"]
-    for choice in response.get("choices") or ():
-        message = choice.get("message") if isinstance(choice, Mapping) else None
-        text = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(text, str):
-            yield text
-    for part in response.get("content") or () if isinstance(response.get("content"), list) else ():
-        if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-            yield part["text"]
-
-
-def _listed(record: Record, name: str) -> list[Any]:
-    value = record.get(name)
-    return value if isinstance(value, list) else []
-
-
-def _dumped(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-_Reader = tuple[str, tuple[str, ...], Callable[[Forms, Record], list[LoggedPrompt]]]
-_READERS: list[_Reader] = [
-    ("pic serve", ("pic_request", "segments"), _requests),
+_WITHOUT_BODY: tuple[tuple[str, tuple[str, ...], Callable[[Forms, Record], list[LoggedPrompt]]], ...] = (
+    ("pic serve", ("pic_request", "segments"), _served),
     ("Mooncake", ("hash_ids", "input_length"), _mooncake),
     ("KV events", ("events",), Forms.kv_events),
-    ("LangSmith", ("run_type", "inputs"), _run),
-    ("Messages or chat", ("messages",), _chat),
-    ("Gemini", ("contents",), _contents),
-    ("Responses", ("input",), _responses),
-    ("prompts", ("prompt",), _completion),
-    *((f"{name} of a proxy or batch", (name,), _wrapped(name)) for name in _WRAPPERS),
-]
+)

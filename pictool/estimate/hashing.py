@@ -20,6 +20,7 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _BASE = 0xD1342543DE82EF95  # odd, so that it has an inverse modulo 2^64
 _INVERSE = pow(_BASE, -1, 1 << 64)
 _LEAST, _MANY = 1 << 16, 1 << 22  # slots; hashes from which on a table is denser, and which are placed together
+_RUN = 1 << 18  # units of a text, and powers, that are computed together: more than most batches of prompts have
 
 
 def mixed(values: Hashes) -> Hashes:
@@ -33,20 +34,35 @@ def mixed(values: Hashes) -> Hashes:
 
 
 @cache
-def _powers(count: int, base: int) -> Hashes:
-    powers = np.full(count, base, dtype=np.uint64)
+def _powers(base: int) -> Hashes:
+    """The first `_RUN` powers of a number, modulo 2^64."""
+    powers = np.full(_RUN, base, dtype=np.uint64)
     powers[0] = 1
     return np.multiply.accumulate(powers)
 
 
-def powers_of_base(count: int, is_inverse: bool = False) -> Hashes:
-    """The first `count` powers of the base of rolling hashes, or of its inverse, modulo 2^64."""
-    size = max(_LEAST, 1 << (count - 1).bit_length()) if count > _LEAST else _LEAST
-    return _powers(size, _INVERSE if is_inverse else _BASE)[:count]
+def times_powers(values: Hashes, start: int, is_inverse: bool = False) -> None:
+    """Multiply values by the powers start, start + 1, … of the base of rolling hashes, or its inverse, modulo 2^64."""
+    base, at = _INVERSE if is_inverse else _BASE, 0
+    while at < len(values):
+        run, place = divmod(start + at, _RUN)
+        part = values[at : at + _RUN - place]
+        part *= _powers(base)[place : place + len(part)]
+        if run:
+            part *= np.uint64(pow(base, run * _RUN, 1 << 64))
+        at += len(part)
+
+
+def over_powers(values: Hashes, places: Indices) -> None:
+    """Divide values by the powers `places` of the base of rolling hashes, modulo 2^64."""
+    values *= _powers(_INVERSE)[places & (_RUN - 1)]
+    if len(places) and (last := int(places.max()) // _RUN):
+        runs = np.asarray([pow(_INVERSE, run * _RUN, 1 << 64) for run in range(last + 1)], dtype=np.uint64)
+        values *= runs[places // _RUN]
 
 
 class Rolling:
-    """Polynomial hashes of the substrings of a text, modulo 2^64 over random values of its units.
+    """Polynomial hashes of the substrings of a text, modulo 2^64 over random values of its units. 8 bytes for a unit.
 
     Args:
         seed: texts of other seeds have other hashes.
@@ -55,29 +71,52 @@ class Rolling:
     def __init__(self, units: Units, seed: int = 0) -> None:
         self.units, self._polynomials = units, dict[int, Hashes]()
         self._sums = np.zeros(len(units) + 1, dtype=np.uint64)
-        values = unit_values(units, seed)
-        values *= powers_of_base(len(units))
-        np.cumsum(values, out=self._sums[1:])
+        for at in range(0, len(units), _RUN):
+            values = unit_values(units[at : at + _RUN], seed)
+            times_powers(values, at)
+            values[:1] += self._sums[at : at + 1]
+            np.cumsum(values, out=self._sums[at + 1 : at + 1 + len(values)])
 
     def windows(self, starts: Indices, length: int) -> Hashes:
         """The hashes of the windows of so many units at some starts; the same content has the same hash."""
         found = self._sums[starts + length] - self._sums[starts]
-        found *= powers_of_base(len(self._sums), is_inverse=True)[starts]
+        over_powers(found, starts)
         return mixed(found)
 
-    def polynomials(self, length: int) -> Hashes:
-        """Those of all windows before they are finished: only their high bits depend on all units."""
-        if length not in self._polynomials:
-            count = max(0, len(self._sums) - length)
-            found = self._sums[length:] - self._sums[:count]
-            found *= powers_of_base(count, is_inverse=True)
+    def polynomials(self, places: Indices, length: int) -> Hashes:
+        """Those of windows before they are finished: only their high bits depend on all units.
+
+        One that begins too late has the hash of the last.
+        """
+        count = max(0, len(self._sums) - length)
+        if count <= _RUN:
+            return self._of_run(0, length).take(places, mode="clip")
+        places = np.minimum(places, count - 1)
+        found = self._sums[places + length] - self._sums[places]
+        over_powers(found, places)
+        return found
+
+    def places_below(self, limit: int, length: int) -> Indices:
+        """Where windows begin whose polynomials are below a limit."""
+        runs = range(0, len(self._sums) - length, _RUN)
+        found = [at + np.flatnonzero(self._of_run(at, length) < np.uint64(limit)) for at in runs]
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+    def _of_run(self, start: int, length: int) -> Hashes:
+        """The polynomials of the windows that begin in a run."""
+        if length in self._polynomials:
+            return self._polynomials[length]
+        ends = self._sums[start + length : start + length + _RUN]
+        found: Hashes = ends - self._sums[start : start + len(ends)]
+        times_powers(found, start, is_inverse=True)
+        if len(self._sums) - length <= _RUN:  # the only run, which is asked for again
             self._polynomials[length] = found
-        return self._polynomials[length]
+        return found
 
     def ranges(self, starts: Indices, ends: Indices) -> Hashes:
         """The hashes of the substrings [start, end), with their lengths."""
         found = self._sums[ends] - self._sums[starts]
-        found *= powers_of_base(len(self._sums), is_inverse=True)[starts]
+        over_powers(found, starts)
         found += (ends - starts).astype(np.uint64) * _MULTIPLIER
         return mixed(found)
 
@@ -102,15 +141,19 @@ def _seed_value(seed: int) -> np.uint64:
 
 def chained(hashes: Hashes, seed: int) -> Hashes:
     """The hash of each beginning of a sequence of hashes."""
-    return mixed(np.cumsum(mixed(hashes) * powers_of_base(len(hashes)), dtype=np.uint64) + _seed_value(seed))
+    values = mixed(hashes)
+    times_powers(values, 0)
+    return mixed(np.cumsum(values, dtype=np.uint64) + _seed_value(seed))
 
 
 def hashes_of_runs(hashes: Hashes, starts: Indices, ends: Indices, seed: int) -> Hashes:
     """The hash of each run [start, end) of a sequence of hashes, as `chained` has it for the run alone."""
-    sums = np.zeros(len(hashes) + 1, dtype=np.uint64)
-    np.cumsum(mixed(hashes) * powers_of_base(len(hashes)), out=sums[1:])
-    inverse = powers_of_base(len(sums), is_inverse=True)
-    return mixed((sums[ends] - sums[starts]) * inverse[starts] + _seed_value(seed))
+    sums, values = np.zeros(len(hashes) + 1, dtype=np.uint64), mixed(hashes)
+    times_powers(values, 0)
+    np.cumsum(values, out=sums[1:])
+    found = sums[ends] - sums[starts]
+    over_powers(found, starts)
+    return mixed(found + _seed_value(seed))
 
 
 class ChainIndex:

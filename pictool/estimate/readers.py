@@ -10,14 +10,16 @@ import os
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from pictool.errors import InputError
-from pictool.estimate.forms import FormError, Forms
+from pictool.estimate.bodies import FormError
+from pictool.estimate.forms import Forms, records_of
 from pictool.estimate.segments import LoggedPrompt
 from pictool.reading import NotRegularError, open_regular, require_shape
 
@@ -27,6 +29,9 @@ _PART = 1 << 20
 _COMPRESSED = 1 << 12  # bytes of zstd that are read at once: a block of 128 KiB may take 4
 _MAX_IDLE = 1 << 30  # bytes without a line end: no log
 STDIN = "-"
+_ID_BYTES = 128  # that an id takes, of which there may be three kinds
+_BAD_RECORD = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+_KNOWN = "pic estimate reads OpenAI's and Anthropic's requests, logs of gateways and vLLM, and traces, as lines of JSON"
 
 
 class LogStream(Protocol):
@@ -37,14 +42,16 @@ class LogStream(Protocol):
 
 @dataclass
 class Unread:
-    """Lines that could not be read: how many, of which kinds, and where the first is."""
+    """Lines, or records in them, that could not be read: how many, of which kinds, and where the first is."""
 
     lines: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     first: str = ""
+    _last: tuple[str, int] = ("", 0)
 
     def add(self, name: str, number: int, reason: str) -> None:
-        self.lines += 1
+        self.lines += self._last != (name, number)
+        self._last = name, number
         self.reasons[reason] += 1
         self.first = self.first or f"{name}, line {number}: {reason}"
 
@@ -52,30 +59,36 @@ class Unread:
 class LogReader:
     """Reads logs one after another.
 
+    Args:
+        memory: bytes for ids of requests, which count once; None: all ids are kept.
+
     Attributes:
+        forms: has what was found, and what was left out.
         unread: what could not be read. problems: files that end early, one line each.
         num_bytes: read so far, uncompressed. num_lines: with something on them.
     """
 
-    def __init__(self) -> None:
-        self.forms, self.unread, self.problems = Forms(), Unread(), list[str]()
+    def __init__(self, memory: int | None = None) -> None:
+        self.forms = Forms(None if memory is None else memory // (3 * _ID_BYTES))
+        self.unread, self.problems = Unread(), list[str]()
         self.num_bytes = self.num_lines = 0
 
     def read(self, names: Sequence[str]) -> Iterator[LoggedPrompt]:
         """The prompts of logs.
 
         Raises:
-            InputError: a file that cannot be opened or read, or that is no log.
+            InputError: a file that cannot be opened or read, or that is no log; or no prompt is in any.
         """
         for name in names:
-            lines, prompts = self.num_lines, 0
-            for prompt in self._read_one(name):
-                prompts += 1
-                yield prompt
-            if not prompts and not self.forms.found and (self.num_lines > lines or self.problems):
+            lines, left_out = self.num_lines, self.forms.left_out.total()
+            yield from self._read_one(name)
+            is_none = not self.forms.found.total() and self.forms.left_out.total() == left_out
+            if is_none and (self.num_lines > lines or self.problems):
                 where = self.unread.first or next(iter(self.problems), f"{name}: has no requests")
-                raise InputError(f"{where}; pic estimate reads OpenAI's and Anthropic's requests, logs of proxies and "
-                                 "vLLM, and traces, as lines of JSON")  # fmt: skip
+                raise InputError(f"{where}; {_KNOWN}")
+        if not self.forms.found.total():
+            reasons = show_counts(self.forms.left_out)
+            raise InputError(f"{' '.join(names)}: {f'no prompt is left; {reasons}' if reasons else 'has no requests'}")
 
     def _read_one(self, name: str) -> Iterator[LoggedPrompt]:
         shown = "stdin" if name == STDIN else name
@@ -122,35 +135,46 @@ class LogReader:
     def _parse(self, name: str, number: int, line: bytes) -> Iterator[LoggedPrompt]:
         self.num_lines += 1
         try:
-            yield from self._prompts(line.removeprefix(codecs.BOM_UTF8))
-        except FormError as error:
-            self.unread.add(name, number, str(error))
-        except json.JSONDecodeError as error:
-            self.unread.add(name, number, f"is not JSON ({error.msg})")
-        except UnicodeDecodeError:
-            self.unread.add(name, number, "is not UTF-8")
-        except RecursionError:
-            self.unread.add(name, number, "is nested too deep")
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            reason = (
-                "is not as its form has it" if not isinstance(error, ValueError) else "has a value that cannot be read"
-            )
-            self.unread.add(name, number, reason)
+            reads = self._reads(line.removeprefix(codecs.BOM_UTF8))
+        except _BAD_RECORD as error:
+            self.unread.add(name, number, _reason(error))
+            return
+        for read in reads:
+            try:
+                prompts = read()
+            except _BAD_RECORD as error:
+                self.unread.add(name, number, _reason(error))
+            else:
+                yield from prompts
 
-    def _prompts(self, line: bytes) -> Sequence[LoggedPrompt]:
-        if line[:1] not in (b"{", b"["):
-            found = self.forms.line(line.decode(errors="replace"))
-            if found is not None:
-                return found
+    def _reads(self, line: bytes) -> list[Callable[[], list[LoggedPrompt]]]:
+        """What reads each record of a line, or a line of vLLM's log."""
+        if line[:1] not in (b"{", b"[") and self.forms.is_line(text := line.decode(errors="replace")):
+            return [partial(self.forms.line, text)]
         if len(line) > _CHECKED:
             require_shape(line)
-        return self._of_value(json.loads(line))
+        return [partial(self.forms.prompts, record) for record in records_of(json.loads(line))]
 
-    def _of_value(self, value: Any) -> list[LoggedPrompt]:
-        """A record; or a list of them, as a whole export is."""
-        if isinstance(value, list) and value and all(isinstance(record, dict) for record in value):
-            return [prompt for record in value for prompt in self.forms.prompts(record)]
-        return self.forms.prompts(value)
+
+def _reason(error: Exception) -> str:
+    """Why a record could not be read."""
+    match error:
+        case FormError():
+            return str(error)
+        case json.JSONDecodeError():
+            return f"is not JSON ({error.msg})"
+        case UnicodeDecodeError():
+            return "is not UTF-8"
+        case RecursionError():
+            return "is nested too deep"
+        case ValueError():
+            return "has a value that cannot be read"
+    return "is not as its form has it"
+
+
+def show_counts(counts: Counter[str]) -> str:
+    """For people: 5 embeddings, 3 failed (429). The most first."""
+    return ", ".join(f"{number:,d} {reason}" for reason, number in counts.most_common())
 
 
 def _open(name: str, opened: ExitStack) -> BinaryIO:

@@ -22,6 +22,7 @@ from pictool.estimate.hashing import Hashes, HashIndex, Indices, Rolling, Units,
 Mask = NDArray[np.bool_]
 _MOST = 1 << 19  # units that are scanned together; their positions take this many numbers
 _PLACE = np.uint64((1 << 20) - 1)
+_SCANNED_BYTES = 128  # that a window of a sample takes while it is looked up
 _GROUPS = 32  # of windows, by whose differences the error of a sample is told
 _CHUNK = 1 << 12  # anchors whose surroundings are compared together
 
@@ -119,7 +120,7 @@ class ExactRepeats(RepeatIndex):
         found = self._occurrences(prompts)
         if not len(found.places):
             return found.places, np.zeros(0)
-        hashes = prompts.text.polynomials(self._part)[found.places] + prompts.seeds[found.prompts]
+        hashes = prompts.text.polynomials(found.places, self._part) + prompts.seeds[found.prompts]
         numbers, first = self._anchors.number(hashes)
         is_added = first == np.arange(len(first))
         self._store(prompts, found, np.flatnonzero(is_added), numbers[is_added])
@@ -224,7 +225,7 @@ class _Occurrences:
 def _winnow(text: Rolling, lows: Indices, highs: Indices, window: int, part: int) -> tuple[Indices, Indices, Indices]:
     """The places of the anchors of all windows within regions, and the first and the last start of their windows."""
     places, owners = spread(lows, highs)
-    hashes = text.polynomials(part).take(places, mode="clip")
+    hashes = text.polynomials(places, part)
     packed = (hashes & ~_PLACE) | np.arange(len(hashes), dtype=np.uint64)
     starts = np.flatnonzero(places + window <= highs[owners])
     least = (sliding_min(packed, window - part + 1)[starts] & _PLACE).astype(np.int64)
@@ -278,6 +279,9 @@ class SampledRepeats(RepeatIndex):
 
     def scan(self, prompts: ScannedPrompts, inner: Mask) -> tuple[Indices, NDArray[np.float64]]:
         text, groups = prompts.text, list(prompts.split(self.window))
+        num_windows = sum(int((highs - lows).sum()) for lows, highs in groups)
+        while num_windows // self.rate > max(_MOST, self.budget // _SCANNED_BYTES):
+            self._thin()
         sampled = [self._sample(prompts, lows, highs) for lows, highs in groups]
         if not sampled:
             return np.zeros(0, dtype=np.int64), np.zeros(0)
@@ -295,7 +299,8 @@ class SampledRepeats(RepeatIndex):
             found = places, np.ones(len(places))
         else:
             found = hits, self._count(hashes[is_hit], inner[hits], is_end[is_hit])
-        self._thin()
+        while self._kept.num_bytes > self.budget:
+            self._thin()
         return found
 
     def _sample(self, prompts: ScannedPrompts, lows: Indices, highs: Indices) -> tuple[Indices, Indices, Hashes]:
@@ -319,10 +324,9 @@ class SampledRepeats(RepeatIndex):
         return self.rate * (is_inner + edges)
 
     def _thin(self) -> None:
-        """Keep fewer windows where they take more than the budget."""
-        while self._kept.num_bytes > self.budget:
-            self.rate *= 2
-            hashes = self._kept._hashes[: self._kept.count]
-            kept = HashIndex()
-            kept.add(hashes[hashes % np.uint64(self.rate) == 0])
-            self._kept = kept
+        """Keep half of the windows."""
+        self.rate *= 2
+        hashes = self._kept._hashes[: self._kept.count]
+        kept = HashIndex()
+        kept.add(hashes[hashes % np.uint64(self.rate) == 0])
+        self._kept = kept

@@ -78,8 +78,7 @@ class TokenScale:
     def cut(self, text: Rolling, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """The ends of the blocks of some parts [start, end) of a text, in units, one part after another."""
         reach = _CUT_TOKENS * self.per_token
-        limit = np.uint64((1 << 64) // (_MEAN_TOKENS * self.per_token))
-        candidates = np.flatnonzero(text.polynomials(reach) < limit) + reach
+        candidates = text.places_below((1 << 64) // (_MEAN_TOKENS * self.per_token), reach) + reach
         lows = np.searchsorted(candidates, starts + reach).tolist()
         highs = np.searchsorted(candidates, ends).tolist()
         places, found = candidates.tolist(), list[int]()

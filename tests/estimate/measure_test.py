@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import string
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 
@@ -112,6 +113,22 @@ def test_prefix_linkable_and_at_most_are_those_of_their_definitions(part: int) -
             for i, which in zip(own, places, strict=True):
                 most.update(itertools.compress(kinds_of(prompts[i]), which))
         assert {kind: tokens.most * 4 for kind, tokens in measure.totals.kinds.items() if tokens.most} == most
+
+
+def test_a_long_prompt_takes_a_bounded_memory_beside_what_is_remembered() -> None:
+    """One of 11 MB took 2.5 GB: all its windows were looked up at once."""
+    text, memory = random.Random(1).randbytes(1 << 21).hex(), 16 << 20
+    measure = Measure(memory=memory)
+    tracemalloc.start()
+    try:
+        for start in (0, 1000):
+            measure.add(LoggedPrompt((Segment("user", text[start:]),)))
+        tokens = measure.finish().tokens
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert tokens.prefix == 0 and tokens.linked > 0.49 * tokens.total  # the second has almost all of the first
+    assert peak < memory + (64 << 20) + 20 * len(text)
 
 
 def test_parts_are_the_whole_text() -> None:

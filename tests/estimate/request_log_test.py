@@ -17,7 +17,8 @@ from serve.live import NAME, TEMPLATE, serving, text_of, tiny_model, until
 from transformers import LlamaConfig
 
 from pictool.errors import InputError
-from pictool.estimate.forms import FormError, Forms
+from pictool.estimate.bodies import FormError
+from pictool.estimate.forms import Forms
 from pictool.estimate.measure import Measure
 from pictool.estimate.readers import LogReader
 from pictool.estimate.request_log import Named, Request, RequestLog
@@ -204,7 +205,8 @@ def test_a_segment_of_no_known_kind_is_told_and_not_counted(tmp_path: Path) -> N
 
 def test_a_pipe_that_nobody_writes_to_is_at_its_end(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "log")
-    assert list(LogReader().read([str(tmp_path / "log")])) == []
+    with pytest.raises(InputError, match="log: "):
+        list(LogReader().read([str(tmp_path / "log")]))
 
 
 def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import gzip
+import json
 import random
 from pathlib import Path
 from typing import Any, ClassVar
 
 import zstandard
+from estimate import gateways
 
 from hostile.judge import Case, Step
 from hostile.surfaces.base import Surface, put_something_else
 from hostile.surfaces.objects import check_json
-from hostile.values import dumps, mutate_bytes, mutate_tree
+from hostile.values import dumps, mutate_bytes, mutate_text, mutate_tree
 
 NAME = "requests.jsonl"
 _MARKED = {"type": "text", "text": "a document " * 20, "cache_control": {"type": "ephemeral"}}
@@ -34,7 +36,19 @@ RECORDS: tuple[dict[str, Any], ...] = (
     {"run_type": "llm", "inputs": {"messages": [[_HUMAN]]}},
     {"pic_request": 1, "time": 1.0, "tenant": "t", "segments": [["user", False, [["0123456789abcdef", 70]]]]},
 )
-_VLLM = b"INFO 11-24 10:00:00 [logger.py:43] Received request a: prompt: 'x', params: P(), prompt_token_ids: [1, 2]\n"
+_IDS = "INFO 11-24 10:00:00 [logger.py:43] Received request a: prompt: 'x', params: P(), prompt_token_ids: [1, 2]"
+LOGS: tuple[list[Any], ...] = (
+    *([record] for record in RECORDS),
+    [_IDS],
+    *(log(gateways.CHATS) for log in gateways.LOGS),
+)
+# repeated to a long text: what ends a prompt, a message, a document, a text, a line; what nests
+PIECES = (
+    ", params: ", "', prompt_token_ids: ", "Received request a: prompt: '", 'Request b details: prompt: "', "\\", "'",
+    '"', "\n---\n", "<doc>", "</doc>", "\nDocument 1:\n", "<|user|>\n", "a", "ab ", "\u2028", "é", "{",
+    '{"a":', "[", "[1],", "1, ",
+)  # fmt: skip
+_MOST = 1 << 20  # characters of them
 
 
 class Logs(Surface):
@@ -42,18 +56,18 @@ class Logs(Surface):
     weight: ClassVar[int] = 3
 
     def make(self, draw: random.Random) -> Case:
-        records = [copy.deepcopy(draw.choice(RECORDS)) for _ in range(draw.choice((1, 2, 5)))]
-        what = " and ".join(mutate_tree(draw.choice(records), draw) for _ in range(draw.choice((0, 1, 1, 2))))
-        lines = [dumps(record).encode("utf-8", "surrogatepass") + b"\n" for record in records]
-        data = b"".join(lines) + draw.choice((b"", _VLLM))
+        log = [copy.deepcopy(line) for lines in (draw.choice(LOGS), draw.choice(([], [], *LOGS))) for line in lines]
+        what = " and ".join(self._change(log, draw) for _ in range(draw.choice((0, 1, 1, 2, 4))))
+        lines = [line if isinstance(line, str) else dumps(line) for line in log]
+        data = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass")
         if draw.random() < 0.2:
             data, more = mutate_bytes(data, draw)
             what += f" and {more}"
-        kind = draw.choice(("plain", "plain", "gzip", "zstd", "utf-16", "bomb", "else"))
+        kind = draw.choice(("plain",) * 4 + ("gzip", "zstd", "utf-16", "utf-32", "cp437", "bomb", "else"))
         if kind == "bomb":
             data = draw.choice((gzip.compress(bytes(80 << 20)), zstandard.compress(b"[" * (80 << 20))))
-        elif kind == "utf-16":
-            data = data.decode(errors="replace").encode("utf-16")
+        elif kind in ("utf-16", "utf-32", "cp437"):
+            data = data.decode(errors="replace").encode(kind, errors="replace")
         elif kind in ("gzip", "zstd"):
             data = gzip.compress(data) if kind == "gzip" else zstandard.compress(data)
             data = data[: draw.choice((len(data), len(data) - 3, len(data) // 2))]
@@ -63,3 +77,26 @@ class Logs(Surface):
         more_options = draw.choice(((), ("--json",), ("--text",), ("--memory", "16MiB"), ("--min-tokens", 1)))
         arguments = ("estimate", NAME, *more_options)
         return Case(f"{kind}: {what}", (Step(arguments, (NAME,), check_json(arguments)),))
+
+    def _change(self, log: list[Any], draw: random.Random) -> str:
+        """Change a line of a log: its tree, the JSON within it, or a text that gets very long."""
+        number = draw.randrange(len(log))
+        line, kind = log[number], draw.choice(("tree", "tree", "text", "long", "inner"))
+        if kind == "tree" and isinstance(line, dict):
+            return mutate_tree(line, draw)
+        if kind == "inner" and isinstance(line, dict):  # as a gateway writes a request within its record
+            name = draw.choice(sorted(line))
+            inner = line[name] if not isinstance(line[name], str) else {"messages": line[name]}
+            what = mutate_tree(inner, draw) if isinstance(inner, dict) and inner else "nothing"
+            line[name] = dumps(inner)
+            return f"JSON in {name!r}: {what}"
+        text = line if isinstance(line, str) else json.dumps(line)
+        if kind != "long":
+            log[number], what = mutate_text(text, draw)
+            return what
+        piece = draw.choice(PIECES)
+        count = draw.choice((10, 1000, _MOST)) // len(piece)
+        at = draw.choice([i for i, letter in enumerate(text) if letter in " :'\""])
+        repeated = piece * count
+        log[number] = text[:at] + (repeated if draw.random() < 0.3 else json.dumps(repeated)[1:-1]) + text[at:]
+        return f"{count:,d} times {piece!r} at {at}"
