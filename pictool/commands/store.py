@@ -28,6 +28,7 @@ from pictool.errors import InputError, ObjectError
 from pictool.escapes import visible
 
 if TYPE_CHECKING:
+    from pictool.compiler.recompute import Recomputed
     from pictool.store.entries import Entry
     from pictool.store.remote.transfer import TransferResult
     from pictool.store.side.sources import Source
@@ -287,15 +288,21 @@ command(app, "sign", "store", "signing_key")(run_sign)
 command(app, "trust", "require_signed")(run_trust)
 
 
-def recompute_share(
-    settings: Settings, store: Store, keys: Sequence[str], share: float, as_json: bool,
-    report: Mapping[str, Any] | None = None,
-) -> None:  # fmt: skip
+def recompute_share(settings: Settings, store: Store, keys: Sequence[str], share: float, as_json: bool) -> None:
     """Compute a share of objects again, and print what was found. Raises ObjectError if one differs."""
-    from pictool.compiler.recompute import choose, recompute, require_right
+    from pictool.compiler.recompute import choose, recompute
 
     with progress("recomputing", len(choose(keys, share))) as advance:
         found = recompute(open_model(settings), store, keys, share, advance)
+    print_recomputed(found, store, as_json)
+
+
+def print_recomputed(
+    found: Recomputed, store: Store, as_json: bool, report: Mapping[str, Any] | None = None
+) -> None:  # fmt: skip
+    """Print what was found, with what else is to be reported. Raises ObjectError if an object differs."""
+    from pictool.compiler.recompute import require_right
+
     if as_json:
         print_json({**(report or {}), "recomputed": found.objects} | asdict(found))
     else:
@@ -516,7 +523,11 @@ def run_pull(
     check: Annotated[
         Optional[float],
         option(
-            "--check", "SHARE", "Compute this share of the fetched objects again, as verify --recompute.", min=0, max=1
+            "--check",
+            "SHARE",
+            "Compute this share of the fetched objects again before they are in the store.",
+            min=0,
+            max=1,
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -529,11 +540,15 @@ def run_pull(
     from pictool.store.remote.transfer import pull
 
     store = open_store(settings)
+    if check is not None:
+        from pictool.compiler.recompute import pull_checked
+
+        with progress("pulling", len(keys)) as advance:
+            done, found = pull_checked(open_model(settings), store, keys, check, advance)
+        print_recomputed(found, store, as_json, asdict(done))
+        return
     with progress("pulling", len(keys)) as advance:
         done = pull(store, keys, advance)
-    if check is not None:
-        recompute_share(settings, store, done.keys, check, as_json, asdict(done) if as_json else {})
-        return
     _print_transferred(done, "fetched", "here", as_json)
 
 

@@ -1,8 +1,17 @@
 """Objects computed again from their tokens: whether a stored KV is what the model gives.
 
 Checksums and signatures say that KV is whole and who vouches for it; this says that it is right. Compared are, of every
-layer, keys and values (or other parts) and a hybrid's states, after the object's own codec: by their difference in L2,
-and by their scale, whose noise is far smaller, since the errors of single numbers cancel in it.
+layer, keys and values (or other parts) and a hybrid's states: each token by itself, all tokens together, and their
+scale, whose noise is far smaller, since the errors of single numbers cancel in it.
+
+A token's difference is that of its vectors of all heads in L2, relative to the computed ones, or to the median token of
+the part if that is larger: tokens with tiny values (attention sinks) differ by the noise of all others. Of a coded part
+only that counts by which a stored number is farther from the computed one than the codec's own rounding takes it:
+otherwise a number at the edge of two codes would differ by a whole step of the codec.
+
+What differs by more than `LIMITS` is compared with the noise of this model on this chunk: what it computes with its
+input rounded anew. That is at least as large as what two honest compiles differ by, and a model may have ten times the
+noise of another.
 """
 
 from __future__ import annotations
@@ -10,8 +19,9 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pictool.compiler.compile import compute_chunks
@@ -19,33 +29,68 @@ from pictool.core import Chunk, CompileOptions
 from pictool.errors import ObjectError
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import Buffer
-from pictool.store.objects.format import ObjectFile
+from pictool.store.objects.format import CompiledChunk, ObjectFile, ObjectMeta
+from pictool.store.remote.transfer import TransferResult, pull, require_pullable
+from pictool.store.scratch import scratch_directory
 from pictool.store.signatures import Signed, read_sidecar
 from pictool.store.store import Store
 from pictool.store.upkeep import set_aside
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
     from pictool.runtime.model import Model
 
-# What the noise of a dtype may be, of the difference and of the scale: many times what packs, threads and processor
-# flags made of honest objects (benchmarks/results/recompute.json), for deeper models and other devices.
-LIMITS = {"float32": (1e-3, 1e-4), "float16": (1e-2, 1e-3), "bfloat16": (5e-2, 5e-3)}
+    Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Apart:
+    """How far numbers are apart, relative to the computed ones: all tokens together, their scale, the worst token."""
+
+    l2: float
+    scale: float
+    token: float
+
+
+# What is noise in any case, several times what packs, threads and processor flags made of most honest objects; copied
+# tokens of another text are 0.3 apart and more (benchmarks/results/recompute.json, recompute_models.json).
+LIMITS = {
+    "float32": Apart(1e-3, 1e-4, 1e-3),
+    "float16": Apart(1e-2, 1e-3, 5e-2),
+    "bfloat16": Apart(5e-2, 5e-3, 0.2),
+}
+CODED = 5e-2  # the limit of a token under a lossy codec at least: noise may change the scale of a group of numbers
+NOISE_FACTOR = 4.0  # how many times the noise of the model on this chunk is noise, too
+ROUNDED = 2  # times that the input is rounded anew to measure it
+REROUTED = 0.01  # of the tokens: where rounding decides near ties of a router, so many may have had other experts
 NOBODY = "nobody known"  # in place of a signer
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Between stored and computed numbers, relative to the computed ones: in L2, and of their scale."""
+    """Between the stored and the computed numbers of a part; what may be noise (`limits`); the worst token's index."""
 
     part: str
-    l2: float
-    scale: float
+    apart: Apart
+    limits: Apart
+    at: int
 
-    def is_noise(self, dtype: str) -> bool:
-        most_l2, most_scale = LIMITS[dtype]
-        return self.l2 <= most_l2 and abs(self.scale) <= most_scale
+    @property
+    def is_noise(self) -> bool:
+        return self.excess <= 1
+
+    @property
+    def excess(self) -> float:
+        """The largest of its numbers, as a share of its limit."""
+        pairs = zip(astuple(self.apart), astuple(self.limits), strict=True)
+        return max(value / limit for value, limit in pairs)
+
+    def allowing(self, noise: Difference) -> Difference:
+        """The same where this noise was measured."""
+        pairs = zip(astuple(self.limits), astuple(noise.apart), strict=True)
+        return replace(self, limits=Apart(*(max(limit, NOISE_FACTOR * value) for limit, value in pairs)))
 
 
 @dataclass(frozen=True)
@@ -78,21 +123,62 @@ def recompute(
     Raises:
         PicError: an object cannot be read, or computed.
     """
-    checked, bad, problems = Counter[str](), Counter[str](), dict[str, str]()
-    skipped = 0
+    found = _Findings(model, store)
     for key in choose(keys, share):
-        with store.peek_any(key) as file:
-            if is_comparable(model, file):
-                writer = _writer(store, file)
-                checked[writer] += 1
-                problem = find_difference(model, file)
-            else:
-                problem, skipped = None, skipped + 1
-        if problem is not None:
-            bad[writer] += 1
-            problems[key] = f"{problem}; set aside as {set_aside(store, key)}"
+        found.is_right(key, store)
         on_object()
-    return Recomputed({name: (count, bad[name]) for name, count in checked.items()}, skipped, problems)
+    return found.result()
+
+
+def pull_checked(
+    model: Model, store: Store, keys: Sequence[str], share: float, on_object: Callable[[], None] = lambda: None
+) -> tuple[TransferResult, Recomputed]:
+    """`pull`; a random share of the objects that are not here is computed again before it is in the store.
+
+    Until then such an object is in a scratch directory, with which it is removed if this process is killed.
+
+    Raises:
+        InputError and PicError, as `pull` and `recompute`; what was fetched and checked before is here.
+    """
+    remote, found, results = require_pullable(store, keys), _Findings(model, store), list[TransferResult]()
+    checked = set(choose([key for key in keys if not store.path(key).exists()], share))
+    store.ensure_store()
+    with scratch_directory(store.root) as directory:
+        incoming = Store(directory, store.max_bytes, remote=remote, on_warning=store.on_warning, trust=store.trust)
+        for key in dict.fromkeys(keys):
+            results.append(pull(incoming if key in checked else store, [key]))
+            if key in checked and found.is_right(key, incoming):
+                with incoming.path(key).open("rb") as file:
+                    store.insert(key, file)
+                store.add_signatures(key, read_sidecar(incoming.path(key)))
+            on_object()
+    return TransferResult.of(results), found.result()
+
+
+class _Findings:
+    """What was computed again so far, for a store."""
+
+    def __init__(self, model: Model, store: Store) -> None:
+        self._model, self._store = model, store
+        self._checked, self._bad, self._problems, self._skipped = Counter[str](), Counter[str](), dict[str, str](), 0
+
+    def is_right(self, key: str, place: Store) -> bool:
+        """Compute an object again, which is in `place`; one that differs is set aside in the store. Raises PicError."""
+        with place.peek_any(key) as file:
+            if not is_comparable(self._model, file):
+                self._skipped += 1
+                return True
+            writer = _writer(place, file)
+            self._checked[writer] += 1
+            problem = find_difference(self._model, file)
+        if problem is not None:
+            self._bad[writer] += 1
+            self._problems[key] = f"{problem}; set aside as {set_aside(self._store, place.path(key))}"
+        return problem is None
+
+    def result(self) -> Recomputed:
+        writers = {name: (count, self._bad[name]) for name, count in self._checked.items()}
+        return Recomputed(writers, self._skipped, self._problems)
 
 
 def choose(keys: Sequence[str], share: float) -> list[str]:
@@ -108,51 +194,107 @@ def is_comparable(model: Model, file: ObjectFile) -> bool:
 
 def find_difference(model: Model, file: ObjectFile) -> str | None:
     """What of an object differs from what its tokens give by more than noise; None: nothing does. Raises PicError."""
-    worst = [part for part in differences(model, file) if not part.is_noise(model.dtype)]
-    if not worst:
+    worst = max(differences(model, file), key=lambda part: part.excess)
+    if worst.is_noise:
         return None
-    first = max(worst, key=lambda part: part.l2)
+    apart = worst.apart
     return (
-        f"{file.name}: {first.part} differs by {first.l2:.2%} (scale {first.scale:+.2%}) from what its tokens give, "
-        f"which is no noise of {model.dtype}"
+        f"{file.name}: {worst.part} differs by {apart.l2:.2%} (scale {apart.scale:.2%}, token {worst.at} "
+        f"{apart.token:.2%}) from what its tokens give, which is no noise of {model.dtype}"
     )
 
 
 def differences(model: Model, file: ObjectFile) -> list[Difference]:
     """The difference of each layer's parts, and of each linear layer's states. Raises PicError."""
-    meta, tokens = file.meta, tuple(int(token) for token in file.tokens())
-    chunk, options = Chunk("", tokens, file.name), CompileOptions(meta.sinks, meta.codec, cut=meta.cut)
-    (again,) = compute_chunks(model, {meta.key: chunk}, options)
-    names, codec, found = [part.name for part in meta.target.geometry.parts], codecs()[meta.codec], list[Difference]()
-    for index, parts in enumerate(again.layers):
-        if meta.codec != "none":  # as it would have been stored
-            data = memoryview(bytearray(meta.shape.num_bytes))
-            codec.decode(memoryview(codec.encode(parts[0], parts[1], meta.shape)), meta.shape, data)
-            parts = meta.shape.split(data)
-        pairs = zip(names, file.layer(index), parts, strict=True)
-        found += [_difference(f"layer {index}'s {name}", own, other, meta.target.dtype) for name, own, other in pairs]
-    for index, states in enumerate(again.states):
-        for (name, own), other in zip(file.states(index).items(), states, strict=True):
-            found.append(_difference(f"state {index}'s {name}", own, other, meta.state_dtype(name)))
+    from pictool.runtime.prefill import rounded_anew
+
+    again = _compute(model, file)
+    found = list(_compare(model, again, file.layer, lambda index: list(file.states(index).values())))
+    for seed in range(0 if all(part.is_noise for part in found) else ROUNDED):
+        with rounded_anew(model.stack, seed):
+            noisy = _compute(model, file)
+        noise = _compare(model, again, partial(_coded, noisy), noisy.states.__getitem__)
+        found = [part.allowing(other) for part, other in zip(found, noise, strict=True)]
     return found
 
 
-def _difference(part: str, stored: Buffer, computed: Buffer, dtype: str) -> Difference:
-    own, other = _numbers(stored, dtype), _numbers(computed, dtype)
-    size = float(other @ other)
-    if not size:
-        return Difference(part, float(bool(own.any())), 0.0)
-    off = own - other
-    return Difference(part, math.sqrt(float(off @ off) / size), float(off @ other) / size)
+def _compute(model: Model, file: ObjectFile) -> CompiledChunk:
+    meta, tokens = file.meta, tuple(int(token) for token in file.tokens())
+    chunk, options = Chunk("", tokens, file.name), CompileOptions(meta.sinks, meta.codec, cut=meta.cut)
+    (again,) = compute_chunks(model, {meta.key: chunk}, options)
+    return again
 
 
-def _numbers(data: Buffer, dtype: str) -> np.ndarray:
-    """The numbers of a part, float64."""
-    import ml_dtypes
+def _compare(
+    model: Model, again: CompiledChunk, layer: Callable[[int], Sequence[Buffer]],
+    states: Callable[[int], Sequence[Buffer]],
+) -> Iterator[Difference]:  # fmt: skip
+    """Between what is, or would be, stored of each layer, and of each linear layer, and what was computed."""
+    meta, dtype = again.meta, again.meta.target.dtype
+    for index, parts in enumerate(again.layers):
+        limits, left_out = _limits(model, meta, index)
+        rows = zip(meta.target.geometry.parts, layer(index), parts, _coded(again, index), strict=True)
+        for part, *numbers in rows:
+            shape = part.heads, meta.num_tokens, part.width
+            stored, raw, coded = (_numbers(data, dtype).reshape(shape) for data in numbers)
+            apart, at = _apart(stored, raw, coded, left_out)
+            yield Difference(f"layer {index}'s {part.name}", apart, limits, at)
+    for index, computed in enumerate(again.states):
+        for name, *numbers in zip(meta.state_dims, states(index), computed, strict=True):
+            stored, raw = (_numbers(data, meta.state_dtype(name)).reshape(1, 1, -1) for data in numbers)
+            yield Difference(f"state {index}'s {name}", _apart(stored, raw, raw)[0], LIMITS[model.dtype], 0)
+
+
+def _limits(model: Model, meta: ObjectMeta, layer: int) -> tuple[Apart, int]:
+    """What is noise in a layer in any case, and how many tokens may have had other experts.
+
+    Keys and values of the first layer depend on their own token alone, so that each has the noise of one rounding: its
+    limit is that of all together.
+    """
+    limits, left_out = LIMITS[model.dtype], 0
+    if layer == 0 and model.geometry.states is None:
+        limits = replace(limits, token=limits.l2)
+    elif model.is_routed_by_rounding:
+        left_out = math.ceil(REROUTED * meta.num_tokens)
+    if not codecs()[meta.codec].is_lossless:
+        limits = replace(limits, token=max(limits.token, CODED))
+    return limits, left_out
+
+
+def _coded(chunk: CompiledChunk, layer: int) -> Sequence[Buffer]:
+    """The parts of a layer, coded and decoded."""
+    shape, parts = chunk.meta.shape, chunk.layers[layer]
+    if codecs()[chunk.meta.codec].is_lossless:
+        return parts
+    codec, data = codecs()[chunk.meta.codec], memoryview(bytearray(shape.num_bytes))
+    codec.decode(memoryview(codec.encode(parts[0], parts[1], shape)), shape, data)
+    return shape.split(data)
+
+
+def _apart(stored: Floats, raw: Floats, coded: Floats, left_out: int = 0) -> tuple[Apart, int]:
+    """How far numbers [heads, tokens, width] are from those computed, without the worst tokens; the worst that counts.
+
+    `coded` are the computed ones as they would have been stored.
+    """
     import numpy as np
 
-    kind = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}[dtype]
-    return np.frombuffer(data, dtype=kind).astype(np.float64)
+    beyond = np.maximum(np.abs(stored - raw) - np.abs(coded - raw), 0.0)
+    errors, sizes = np.square(beyond).sum((0, 2)), np.square(raw).sum((0, 2))  # of each token
+    least = np.finfo(np.float64).tiny
+    of_tokens = np.sqrt(errors / np.maximum(sizes, max(float(np.median(sizes)), least)))
+    kept = np.argsort(of_tokens)[: max(1, len(of_tokens) - left_out)]
+    at, size = int(kept[-1]), max(float(sizes[kept].sum()), least)
+    off = float(((stored - coded) * coded).sum((0, 2))[kept].sum())
+    return Apart(math.sqrt(float(errors[kept].sum()) / size), abs(off) / size, float(of_tokens[at])), at
+
+
+def _numbers(data: Buffer, dtype: str) -> Floats:
+    """The numbers of a part, float64."""
+    import numpy as np
+
+    from pictool.store.codecs.numbers import array_dtype
+
+    return np.frombuffer(data, dtype=array_dtype(dtype)).astype(np.float64)
 
 
 def _writer(store: Store, file: ObjectFile) -> str:

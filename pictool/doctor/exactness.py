@@ -111,18 +111,13 @@ class ExactnessSubject:
             least = min(_MAX_LIMIT, max(least, _NOISE_FACTOR * noise))
         return self.limit_of(least, lambda module: reference.full(module, self.tokens), self.exact)
 
-    @property
-    def is_routed_by_rounding(self) -> bool:
-        """Whether a router's near ties are decided by rounding: of experts in half precision."""
-        return self.model.dtype != "float32" and hasattr(self.model.config, "output_router_logits")
-
     def apart(self, ours: reference.Dense, exact: reference.Dense) -> float:
         """How far they are apart: without the few rows that may be routed another way."""
-        return largest_difference(ours, exact, _REROUTED if self.is_routed_by_rounding else 0.0)
+        return largest_difference(ours, exact, _REROUTED if self.model.is_routed_by_rounding else 0.0)
 
     def limit_of(self, least: float, run: Callable[[Any], reference.Dense], exact: reference.Dense) -> float:
         """The same for a run of `transformers` that gave `exact`: of experts what its input, rounded anew, changes."""
-        for seed in range(_ROUNDED if self.is_routed_by_rounding else 0):
+        for seed in range(_ROUNDED if self.model.is_routed_by_rounding else 0):
             with reference.rounded_anew(self.plain(), seed) as module:
                 least = max(least, _NOISE_FACTOR * self.apart(run(module), exact))
         return least

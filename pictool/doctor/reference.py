@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from pictool.runtime.prefill import round_anew
+
 KV = list[tuple[Tensor, Tensor]]  # per layer [1, kv_heads, tokens, head_dim], keys rotated
 
 
@@ -80,8 +82,7 @@ def rounded_anew(module: Any, seed: int) -> Iterator[Any]:
     generator = torch.Generator(module.device).manual_seed(seed)
 
     def change(_: Any, __: Any, embedded: Tensor) -> Tensor:
-        noise = torch.empty_like(embedded, dtype=torch.float32).uniform_(-1, 1, generator=generator)
-        return (embedded * (1 + noise * torch.finfo(embedded.dtype).eps)).to(embedded.dtype)
+        return round_anew(embedded, generator)
 
     handle = module.get_input_embeddings().register_forward_hook(change)
     try:

@@ -225,6 +225,11 @@ class Model:
         bos: int | None = self.tokenizer.bos_token_id
         return self.config.bos_token_id if bos is None else bos
 
+    @property
+    def is_routed_by_rounding(self) -> bool:
+        """Whether a router's near ties are decided by rounding: of experts in half precision."""
+        return self.dtype != "float32" and hasattr(self.config, "output_router_logits")
+
     @cached_property
     def module(self) -> Any:
         """The `transformers` model on its device, for inference, with our attention function."""

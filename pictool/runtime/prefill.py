@@ -159,3 +159,20 @@ def _identity(shape: StateShape) -> Tensor:
     count = -(-shape.rows // shape.width)
     columns = torch.eye(shape.rows, count * shape.width).view(shape.rows, count, shape.width).transpose(0, 1)
     return columns[:, None].expand(-1, shape.heads, -1, -1)
+
+
+def round_anew(numbers: Tensor, generator: torch.Generator) -> Tensor:
+    """The numbers, changed at random by what rounding in their dtype may change."""
+    noise = torch.empty_like(numbers, dtype=torch.float32).uniform_(-1, 1, generator=generator)
+    return (numbers * (1 + noise * torch.finfo(numbers.dtype).eps)).to(numbers.dtype)
+
+
+@contextmanager
+def rounded_anew(stack: LayerStack, seed: int) -> Iterator[None]:
+    """Meanwhile what the layers get as their input is rounded anew: what is computed has the noise of the dtype."""
+    embed, generator = stack.embed, torch.Generator(stack.device).manual_seed(seed)
+    stack.embed = lambda tokens: round_anew(embed(tokens), generator)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del stack.embed

@@ -20,7 +20,7 @@ from pictool.errors import (
 )
 from pictool.store import eviction
 from pictool.store.directory import ensure_store, is_store, require_store
-from pictool.store.entries import SUFFIX, Entry, entries, inner_directories, temp_candidates
+from pictool.store.entries import Entry, entries, inner_directories, temp_candidates
 from pictool.store.eviction import Tally
 from pictool.store.files import is_stale_temp, make_directory, remove_stale_temp, require_no_links
 from pictool.store.leases import leased_keys
@@ -325,13 +325,13 @@ def take_out(store: Store, key: str, check: Check | None = None) -> bool:
     return True
 
 
-def set_aside(store: Store, key: str) -> Path:
-    """Move an object with its signatures out of reach, to `quarantine/` in the store; returns where it is.
+def set_aside(store: Store, path: Path) -> Path:
+    """Move an object's file, in the store or on its disk, with its signatures to `quarantine/`; returns where it is.
 
     Raises:
         StoreError: it cannot be moved.
     """
-    path, aside = store.path(key), store.root / QUARANTINE / f"{key}{SUFFIX}"
+    aside = store.root / QUARANTINE / path.name
     try:
         with eviction.locked_store(store.root) as fd:
             eviction.forget_total(fd)

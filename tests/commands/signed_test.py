@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +16,7 @@ from hostile.surfaces.objects import Anatomy
 
 from commands.run import pic, write
 from pictool.commands.settings.settings import read_settings
+from pictool.compiler import recompute
 from pictool.store.store import Store
 
 QUERY = ("-q", "Who knows why?", "--max-new-tokens", 3, "--store", "st")
@@ -125,10 +131,58 @@ def test_recompute_sets_a_planted_object_aside(model: Path) -> None:
     assert pic("store", "verify", "--store", "st").code == 0  # whole it is
     shutil.copytree("st", "far")
     found = pic(*verify)
-    assert found.code == 1 and "layer 1's value differs by 1.00% (scale +1.00%)" in found.out
+    assert found.code == 1 and "layer 1's value differs by 1.00%" in found.out
     assert f"1 of {len(keys)} recomputed objects are not what their tokens give" in found.err
     assert Path("st/quarantine", f"{keys[0]}.kvo").exists() and not Store("st").path(keys[0]).exists()
     pull = ("store", "pull", *keys, "--remote", "far", "--store", "here", "--check", 1, "-m", model, "--json")
     pulled = pic(*pull)
     assert pulled.code == 1 and list(Path("here/quarantine").iterdir()) == [Path("here/quarantine", f"{keys[0]}.kvo")]
     assert pic("store", "verify", "--recompute", 2, "--store", "st").code == 2
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def kill(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("texts")
+@pytest.mark.parametrize("end", [interrupt, kill])
+def test_an_interrupted_pull_leaves_nothing_unchecked(
+    model: Path, monkeypatch: pytest.MonkeyPatch, end: Callable[..., None]
+) -> None:  # fmt: skip
+    keys = compiled(model)
+    plant(keys[1])
+    pull = ("store", "pull", *keys, "--remote", "st", "--store", "here", "--check", 1, "-m", model, "--json")
+    honest, seen = recompute.find_difference, []
+
+    def second_ends(*args: Any) -> str | None:
+        seen.append(args)
+        return honest(*args) if len(seen) < 2 else end()
+
+    monkeypatch.setattr(recompute, "find_difference", second_ends)
+    if child := os.fork():
+        os.waitpid(child, 0)
+    else:
+        pic(*pull)
+        os._exit(0)
+    assert Store("here").keys() == keys[:1]
+    monkeypatch.setattr(recompute, "find_difference", honest)
+    again = pic(*pull)
+    report = json.loads(again.out)
+    assert again.code == 1 and set(report["problems"]) == {keys[1]} and report["present"] == keys[:1]
+    assert Store("here").keys() == keys[:1] and not list(Path("here").glob(".pic-scratch-*"))
+    assert [path.stem for path in Path("here/quarantine").iterdir()] == [keys[1]]
+
+
+@pytest.mark.usefixtures("texts")
+def test_a_checked_pull_keeps_the_signatures_of_what_is_right(model: Path) -> None:
+    pic("store", "trust", "me", new_key())
+    keys = compiled(model, "--signing-key")
+    pull = ("store", "pull", *keys, "--remote", "st", "--store", "here", "--check", 0.5, "-m", model, "--json")
+    done = pic(*pull, "--require-signed")
+    assert done.code == 0 and done.json["recomputed"] == 1 and set(done.json["keys"]) == set(keys)
+    assert Store("here").keys() == sorted(keys)
+    assert pic("store", "verify", "--store", "here", "--require-signed", "--json").json["unsigned"] == []

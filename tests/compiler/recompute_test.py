@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tiny
 
+from benchmarks.recompute import enlarged, replaced
 from pictool import Model, Store, load_model
 from pictool.compiler.chunking import make_chunk
-from pictool.compiler.compile import compile_chunks, compute_chunks
-from pictool.compiler.recompute import NOBODY, choose, find_difference, recompute
-from pictool.core import CompileOptions
+from pictool.compiler.compile import compile_chunks, compute_chunks, object_key
+from pictool.compiler.recompute import LIMITS, NOBODY, choose, find_difference, recompute
+from pictool.core import Chunk, CompileOptions
+from pictool.runtime.prefill import rounded_anew
 from pictool.store.codecs import codecs
-from pictool.store.objects.format import CompiledChunk
+from pictool.store.objects.format import ObjectFile
 from pictool.store.signatures import Signers, SigningKey, Trust, sign_object_file
+from pictool.world.generate import PageShape, write_prompt
 
 TEXTS = [f"Document {number} tells of harbour {number * 7}, where {number} ships lie." for number in range(12)]
 
@@ -36,18 +39,10 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
 
 
-def planted(chunk: CompiledChunk, layer: int = 1) -> CompiledChunk:
-    """A chunk whose values in one layer are 1 % larger; all checksums of its object hold."""
-    layers = list(chunk.layers)
-    values = np.frombuffer(layers[layer][1], dtype="<f4") * np.float32(1.01)
-    layers[layer] = (layers[layer][0], values.tobytes())
-    return replace(chunk, layers=layers)
-
-
 def plant(model: Model, store: Store, texts: list[str], codec: str = "none") -> list[str]:
     chunks = {model.key(chunk.tokens, 0, codec): chunk for chunk in (make_chunk(model, text, "x") for text in texts)}
     for chunk in compute_chunks(model, chunks, CompileOptions(codec=codec)):
-        store.put(planted(chunk))
+        store.put(enlarged(chunk, 1, model.dtype))
     return list(chunks)
 
 
@@ -58,7 +53,7 @@ def test_honest_objects_are_right_and_planted_ones_are_not(model: Model, store: 
     bad = plant(model, store, TEXTS[6:8], codec)
     found = recompute(model, store, store.keys(), 1.0)
     assert set(found.problems) == set(bad) and found.writers == {NOBODY: (8, 2)}
-    assert all("which is no noise of float32; set aside as" in line for line in found.problems.values())
+    assert all("layer 1's value" in line for line in found.problems.values())
     assert not set(bad) & set(store.keys())
     assert {path.stem for path in (store.root / "quarantine").iterdir()} == set(bad)
 
@@ -69,6 +64,44 @@ def test_packs_are_noise_in_every_dtype(directory: Path, store: Store, dtype: st
     compile_chunks(model, store, TEXTS)
     found = recompute(model, store, store.keys(), 1.0)
     assert found.problems == {} and found.objects == len(TEXTS)
+
+
+@pytest.mark.parametrize("dtype", sorted(LIMITS))
+@pytest.mark.parametrize("codec", sorted(codecs()))
+def test_objects_of_another_machine_are_noise(directory: Path, store: Store, dtype: str, codec: str) -> None:
+    model = load_model(str(directory), "cpu", dtype)
+    with rounded_anew(model.stack, seed=99):  # as other threads, packs and processors round
+        compile_chunks(model, store, TEXTS[:4], CompileOptions(codec=codec))
+    assert recompute(model, store, store.keys(), 1.0).problems == {}
+
+
+@pytest.mark.parametrize(("name", "count", "length", "forged"), [
+    ("embedded-small", 1, 700, 12),  # so few of all that the whole layer differs by less than its noise may be
+    ("tiny", 1, 64, 50), ("tiny", 4, 64, 50), ("tiny", 16, 64, 50),
+])  # fmt: skip
+def test_a_few_forged_tokens_are_found(
+    directory: Path, store: Store, name: str, count: int, length: int, forged: int
+) -> None:  # fmt: skip
+    model, draw = load_model(str(directory) if name == "tiny" else name, "cpu", "bfloat16"), random.Random(count)
+    pages = [page for seed in range(4) for page in write_prompt(random.Random(seed), 8, PageShape()).pages]
+    tokens = model.encode(" ".join(pages))  # that the embedded model has learned to tell apart
+    others, chunk = sorted(set(tokens)), Chunk("", tuple(tokens[:length]), "x")
+    (honest,) = compute_chunks(model, {object_key(model, chunk): chunk})
+    forgeries = [replaced(model, honest, count, draw, others) for _ in range(forged)]
+    for compiled, is_forged in ((honest, False), *((forgery, True) for forgery in forgeries)):
+        with ObjectFile(store.put(compiled, durable=False)) as file:
+            assert (find_difference(model, file) is not None) == is_forged
+
+
+def test_a_rerouted_token_is_noise_but_its_own_layer_0_is_not(tmp_path: Path, store: Store) -> None:
+    model = load_model(str(tiny.save_model(tmp_path / "moe", tiny.CONFIGS["mixtral"]())), "cpu", "bfloat16")
+    chunk, draw = make_chunk(model, " ".join(TEXTS[:3]), "x"), random.Random(1)
+    (honest,) = compute_chunks(model, {object_key(model, chunk): chunk})
+    forged = replaced(model, honest, 1, draw, list(range(100, 250)))
+    rerouted = replace(forged, layers=[honest.layers[0], *forged.layers[1:]])
+    for compiled, is_right in ((rerouted, True), (forged, False)):
+        store.put(compiled)
+        assert (not recompute(model, store, store.keys(), 1.0).problems) == is_right
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3"])

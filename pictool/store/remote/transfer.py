@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from pictool.errors import InputError, StoreError
 from pictool.store.entries import is_key
@@ -19,6 +20,12 @@ class TransferResult:
     keys: tuple[str, ...]
     num_bytes: int
     present: tuple[str, ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[TransferResult]) -> TransferResult:
+        """Several as one."""
+        keys, present = (tuple(chain(*names)) for names in ([p.keys for p in parts], [p.present for p in parts]))
+        return cls(keys, sum(part.num_bytes for part in parts), present)
 
 
 def push(
@@ -64,9 +71,7 @@ def pull(store: Store, keys: Sequence[str], on_object: Callable[[], None] = lamb
         InputError: the store has no remote, or an abbreviated key.
         PicError: an object that the remote has not (or not whole), or a damaged one here; those before it are here.
     """
-    remote, fetched, present, num_bytes = _require_remote(store), list[str](), list[str](), 0
-    if abbreviated := [key for key in keys if not is_key(key)]:
-        raise InputError(f"{abbreviated[0]}: give the whole key (64 hex digits); a remote cannot be searched")
+    remote, fetched, present, num_bytes = require_pullable(store, keys), list[str](), list[str](), 0
     for key in dict.fromkeys(keys):
         if store.path(key).exists():
             if store.requires_signed:
@@ -81,6 +86,13 @@ def pull(store: Store, keys: Sequence[str], on_object: Callable[[], None] = lamb
             raise StoreError(f"{remote.name(key)}: no such object; see what was pushed")
         on_object()
     return TransferResult(tuple(fetched), num_bytes, tuple(present))
+
+
+def require_pullable(store: Store, keys: Sequence[str]) -> Remote:
+    """The remote that has objects. Raises InputError: there is none, or a key is abbreviated."""
+    if abbreviated := [key for key in keys if not is_key(key)]:
+        raise InputError(f"{abbreviated[0]}: give the whole key (64 hex digits); a remote cannot be searched")
+    return _require_remote(store)
 
 
 def _require_remote(store: Store) -> Remote:
