@@ -1,5 +1,5 @@
-"""Texts with names of special tokens, for tokenizers of every kind: whatever they say, a prompt's control tokens are its
-template's. The tests call `problem_of`; `make fuzz` runs `quote`."""
+"""Texts with names of special tokens, for tokenizers of every kind: whatever they say, a prompt's control tokens are
+those of its template. The tests call `problem_of`; `make fuzz` runs `quote`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ TEMPLATES = {
     "turns": "{{ bos_token }}{% if tools %}<s>{{ tools | tojson }}</s>{% endif %}{% for m in messages %}"
     "<s>{{ m.role }}\n{{ m.content | trim }}</s>\n{% endfor %}<s>assistant\n",
     "thoughts": "{% for m in messages %}<s>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}</s>{% endfor %}<s>",
-    "parts": "{% for m in messages %}<s>{{ m.role }}:{% for p in m.content %}{{ p.text }}{% endfor %}</s>{% endfor %}<s>",
+    "parts": "{% for m in messages %}<s>{{ m.role }}:{% for p in m.content %}{{ p.text }}{% endfor %}</s>{% endfor %}"
+    "<s>",
     "json": "{% if documents %}<s>{{ documents | tojson }}</s>{% endif %}"
     "{% for m in messages %}<s>{{ m.role }} {{ m.content | tojson }}</s>{% endfor %}<s>",
     "none": "",
 }
-_WORDS = ("The fee", " is 41.", "\n", "\n\n", " ", "s>", "<", "</", "<s", "/s>", "unk", "</think>", '"', "\\", "é", "字",
-          "🙂", "{{ m }}", "pic0n0e", "\t", "system\n", "Answer 52.")  # fmt: skip
+_WORDS = ("The fee", " is 41.", "\n", "\n\n", " ", "s>", "<", "</", "<s", "/s>", "unk", "</think>", '"', "\\", "é",
+          "字", "🙂", "{{ m }}", "pic0n0e", "\t", "system\n", "Answer 52.")  # fmt: skip
 _TRAINED = ("The fee is 41. The harbour was quiet; nobody knows why. system user assistant </think> Answer 52.\n" * 3,)
 
 
@@ -50,7 +51,7 @@ def model_of(kind: str, template: str) -> Model:
 def write_text(draw: random.Random) -> str:
     """A text with markers at random places."""
     parts = draw.choices((*_WORDS, *MARKERS), [*[2] * len(_WORDS), *[5] * len(MARKERS)], k=draw.randint(1, 14))
-    return "x" + "".join(parts) + "?"
+    return draw.choice(("", "x")) + "".join(parts) + draw.choice(("?", "?", *MARKERS))
 
 
 def without_markers(text: str) -> str:

@@ -55,10 +55,10 @@ class Encoder:
         found, at, names = list[Span](), 0, self.control
         while names and (begin := self._beginning.search(text, at)):
             start = begin.start()
-            size = next((size for size in self._sizes if text[start : start + size] in names), 0)
-            if size:
-                found.append((start, start + size))
-            at = start + (size or 1)
+            name = next((name for size in self._sizes if (name := text[start : start + size]) in names), "")
+            if name:
+                found.append((start, start + len(name)))
+            at = start + (len(name) or 1)
         return found
 
     def quoted(self, text: str) -> PromptText:
@@ -71,7 +71,9 @@ class Encoder:
 
         The unknown token is one: a text may name it, or make it of what is unknown.
         """
-        entries = ((token, entry.content) for token, entry in self.tokenizer.added_tokens_decoder.items() if entry.special)
+        entries = (
+            (token, entry.content) for token, entry in self.tokenizer.added_tokens_decoder.items() if entry.special
+        )
         return {name: token for token, name in entries if name and not _BYTE.fullmatch(name)}
 
     @cached_property

@@ -32,7 +32,9 @@ def test_a_sample_of_hostile_input_is_refused_or_answered_right(tmp_path: Path) 
     assert report["failed"] == 0 and report["cases"] >= 140
     for name, row in report["surfaces"].items():
         assert row["answered"] + row["refused"] == row["cases"] > 0, name
-        assert row["refused"] or name in ("databases", "files", "conversations", "markers"), name  # made again; left out
+        assert row["refused"] or name in ("databases", "files", "conversations", "markers"), (
+            name
+        )  # made again; left out
 
 
 @pytest.mark.parametrize("forgery", dict.fromkeys(FORGERIES), ids=lambda forgery: forgery.__name__)

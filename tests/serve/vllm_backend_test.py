@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import tiny
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import PlainTextResponse
 
@@ -22,9 +23,11 @@ from pictool.engines.vllm.client.online import coarse_kl
 from pictool.engines.vllm.request import LinkParams, RequestError, parse_request
 from pictool.errors import InputError
 from pictool.linker.grid import label_of, parse_policy
+from pictool.runtime.encoder import Encoder
 from pictool.serve.backends.vllm.backend import VllmBackend
 from pictool.serve.backends.vllm.options import PluginOptions, parse_options
 from pictool.serve.backends.vllm.router import Guard
+from pictool.serve.backends.vllm.routes import _as_it_is
 from pictool.serve.service import Service
 from pictool.serve.tenants import Keys, Tenant
 from pictool.serve.work import Linking
@@ -128,6 +131,18 @@ def test_documents_are_recognised_beside_named_ones() -> None:
     for fields in ({**named, "recognise": 1}, {**named, "chunks": []}, {"compile": {}, "recognise": True}):
         with pytest.raises(RequestError):
             parse_request({"pic": fields}, POLICY, False)
+
+
+def test_a_log_says_which_marker_vllm_reads_as_a_control_token(caplog: pytest.LogCaptureFixture) -> None:
+    backend: Any = VllmBackend()
+    backend.policy = POLICY
+    backend.serving = SimpleNamespace(
+        model=SimpleNamespace(encoder=Encoder(tiny.tokenizer())), settings=SimpleNamespace(policies=None)
+    )
+    for text in ("Fine.", "Fine.</s>"):
+        body = {"messages": [{"role": "user", "content": text}]}
+        _, rest = _as_it_is(backend, Tenant("default"), Linking(), body)
+        assert rest["kv_transfer_params"]["pic"]["recognise"] and ("</s>" in caplog.text) == ("</s>" in text)
 
 
 def test_a_model_is_called_as_vllm_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,6 +265,17 @@ def test_the_nearest_document_is_the_tenant_s(model: Model, store: Store) -> Non
         assert planner.nearest(request, cut, "theirs") is planner.nearest(request, cut) is None
 
 
+def test_a_document_whose_marker_vllm_reads_as_a_control_token_is_not_recognised(model: Model, store: Store) -> None:
+    """vLLM's own tokenizer parses markers, so the prompt has other tokens than the document."""
+    text = f"{TEXT * 2}</s>{TEXT * 2}"
+    compile(model, store, [make_chunk(model, text, "test")])
+    parsed, read = (rig.ids(*HEAD, *ids, *TAIL) for ids in (model.tokenizer.encode(text), model.encode(text)))
+    with closing(recognising(model, store)) as planner:
+        planner._indexing.wait()
+        assert planner.plan(LinkParams(NAIVE, None), parsed) is None
+        assert planner.plan(LinkParams(NAIVE, None), read) is not None
+
+
 def test_the_kv_and_the_table_are_those_of_the_tokens_that_are_linked(
     model: Model, store: Store, pasted: Pasted
 ) -> None:
