@@ -24,6 +24,7 @@ from typing import IO, Any
 from unittest import mock
 
 from conversing import converse
+from following import follow
 
 from pictool.commands import main
 
@@ -33,6 +34,7 @@ MAX_FILE = 1 << 30  # bytes of one file that it may write
 _ADDRESS_SPACE = 8 << 30  # beyond what the process has: a bomb ends in a MemoryError, not in the kernel's killer
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _MAX_LINE = 3000
+_OWN = {own.__name__: own for own in (converse, follow)}  # commands beside those of pic
 THREADS_S = 3.0  # for so long threads of a command may still clear up
 
 
@@ -149,7 +151,7 @@ class Judge:
         try:
             with mock.patch.object(sys, "argv", ["pic", *arguments]), _streams(out, err):
                 signal.setitimer(signal.ITIMER_REAL, self._limit_s)
-                (converse if arguments[0] == "converse" else main)()
+                _OWN.get(arguments[0], main)()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         except Hang as error:
