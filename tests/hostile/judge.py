@@ -24,6 +24,7 @@ from typing import IO, Any
 from unittest import mock
 
 from conversing import converse
+from following import follow
 from quoting import quote
 
 from pictool.commands import main
@@ -34,7 +35,7 @@ MAX_FILE = 1 << 30  # bytes of one file that it may write
 _ADDRESS_SPACE = 8 << 30  # beyond what the process has: a bomb ends in a MemoryError, not in the kernel's killer
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _MAX_LINE = 3000
-_PROGRAMS = {program.__name__: program for program in (converse, quote)}  # others run `pic`
+_PROGRAMS = {program.__name__: program for program in (converse, follow, quote)}  # others run `pic`
 THREADS_S = 3.0  # for so long threads of a command may still clear up
 
 

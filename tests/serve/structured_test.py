@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
 import anthropic
@@ -15,11 +17,18 @@ import torch
 from accept_sets import CASES, REFUSED, Case, Schema
 from hypothesis import HealthCheck, given, settings
 
+import pictool.runtime.grammar as grammar_module
+import pictool.serve.service as service_module
 from pictool.core import AnswerFormat
 from pictool.errors import InputError
 from pictool.runtime.grammar import Grammar
 from pictool.runtime.model import Model
-from pictool.runtime.schemas import require_schema
+from pictool.runtime.schemas import MAX_DEPTH, MAX_PATTERN_CHARS, MAX_PATTERNS, MAX_PROPERTIES, require_schema
+from pictool.serve.errors import ApiError
+from pictool.serve.parsed import called
+from pictool.serve.service import Service
+from pictool.serve.tenants import Keys, Tenant
+from pictool.serve.work import DeltaEvent, Event, FinishEvent
 from pictool.store.store import Store
 from serve.live import NAME, RESPONSES, TEMPLATE, Live, serving, tiny_model
 
@@ -116,6 +125,7 @@ def test_a_forced_call_is_one(client: openai.OpenAI, choice: Any) -> None:
         ({"type": "string", "pattern": "(?=a)b"}, "look-ahead"),
         ({"$ref": "http://x/y"}, "http://x/y"), ({"uniqueItems": True}, "uniqueItems"),
         ({"x-guidance": {"lenient": True}, "not": {}}, 'keys: ["not"]'), ({"enum": ["x" * 300_000]}, "characters"),
+        ({"$ref": "#"}, "no value"), ({"type": "string", "pattern": "("}, "unclosed"),
     ],
 )  # fmt: skip
 def test_what_is_not_followed_is_refused_with_its_reason(
@@ -124,6 +134,7 @@ def test_what_is_not_followed_is_refused_with_its_reason(
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=NAME, messages=MESSAGES, response_format=schema_format(schema))
     assert word in caught.value.message and "response_format" in caught.value.message
+    assert "<state>" not in caught.value.message and "\n" not in caught.value.message
     with pytest.raises(openai.BadRequestError, match="tools"):
         client.chat.completions.create(
             model=NAME, messages=MESSAGES, tools=TOOLS, response_format={"type": "json_object"}
@@ -220,3 +231,135 @@ def test_a_schema_that_is_none() -> None:
     for wrong in ("false", "[]", "5", "{"):
         with pytest.raises(InputError, match="schema"):
             require_schema(wrong)
+
+
+# Bounds
+
+
+def chain(link: Callable[[Schema], Schema], size: int) -> Schema:
+    """Definitions that each refer to the next."""
+    defs = {f"a{i}": link({"$ref": f"#/$defs/a{i + 1}"}) for i in range(size)}
+    return {"$ref": "#/$defs/a0", "$defs": defs | {f"a{size}": {"type": "integer"}}}
+
+
+LINKS: list[Callable[[Schema], Schema]] = [
+    lambda ref: {"type": "array", "items": ref, "minItems": 1}, lambda ref: {"allOf": [ref]}, lambda ref: ref,
+    lambda ref: {"anyOf": [ref, {"type": "null"}]}, lambda ref: {"type": "object", "properties": {"a": ref}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_chain_of_references_is_followed_up_to_a_bound(link: Callable[[Schema], Schema]) -> None:
+    require_schema(json.dumps(chain(link, 100)))
+    for size in (MAX_DEPTH + 1, 3000):
+        with pytest.raises(InputError, match=r"\$ref.* at most"):
+            require_schema(json.dumps(chain(link, size)))
+
+
+def test_a_chain_that_the_bounds_do_not_see_ends_only_the_process_that_tries_it() -> None:
+    """References by an `$id` are llguidance's to resolve."""
+    defs = {f"a{i}": {"type": "array", "items": {"$ref": f"http://x/y#/$defs/a{i + 1}"}} for i in range(3000)}
+    with pytest.raises(InputError, match="not followed"):
+        require_schema(json.dumps({"$id": "http://x/y", "$ref": "#/$defs/a0", "$defs": defs | {"a3000": {}}}))
+    require_schema(json.dumps({"type": "array"}))
+
+
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"type": "object", "properties": {f"p{i}": {} for i in range(MAX_PROPERTIES + 1)}}, "properties"),
+        ({"type": "object", "properties": {f"p{i}": {} for i in range(MAX_PROPERTIES)}}, "properties"),  # in one place
+        ({"anyOf": [{"type": "string", "pattern": "a"}] * (MAX_PATTERNS + 1)}, "patterns"),
+        ({"type": "string", "pattern": "a" * MAX_PATTERN_CHARS + "b"}, "patterns"),
+        ({"allOf": [{"type": "string", "pattern": f".*{chr(97 + i)}.{{20}}"} for i in range(20)]}, "not followed"),
+    ],
+)
+def test_a_schema_that_costs_too_much_is_refused(schema: Schema, word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        require_schema(json.dumps(schema))
+
+
+@pytest.mark.parametrize("number", [2**53, -(2**53), 2**63, 2**64 + 1, 10**300, 1e300])
+def test_numbers_that_would_not_be_followed_exactly_are_refused(number: float) -> None:
+    for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const"):
+        with pytest.raises(InputError, match=key):
+            require_schema(json.dumps({"type": "object", "properties": {"a": {key: number}}}))
+    with pytest.raises(InputError, match="enum"):
+        require_schema(json.dumps({"items": {"enum": ["a", {"b": [number]}]}}))
+    require_schema(json.dumps({"type": "object", "properties": {"minimum": {"type": "string", "default": number}}}))
+
+
+def test_numbers_up_to_the_bound_are_followed_exactly(model: Model) -> None:
+    most = 2**53 - 1
+    bounds = {"type": "integer", "minimum": most - 1, "maximum": most}
+    for schema in (bounds, {"enum": [most, most - 1]}):
+        assert accepts(model, schema, str(most)) and not accepts(model, schema, str(most - 2))
+    assert not accepts(model, bounds, str(most + 1))
+
+
+def test_schemas_of_usual_clients_are_followed(model: Model) -> None:
+    node: Schema = {"type": "object", "properties": {"name": {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}$"},
+                    "inner": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]}},
+                    "required": ["name", "inner"], "additionalProperties": False}  # fmt: skip
+    schema = {"$ref": "#/$defs/Node", "$defs": {"Node": node}}
+    require_schema(json.dumps(schema))
+    assert accepts(model, schema, '{"name":"2026-11-28","inner":{"name":"2026-11-29","inner":null}}')
+    require_schema(json.dumps({"enum": [f"value {i}" for i in range(800)]}))
+
+
+def test_a_schema_is_compiled_on_no_thread_that_computes_answers(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, compile = set[str](), grammar_module.grammar_of
+
+    def noted(schema: str) -> str:
+        threads.add(threading.current_thread().name)
+        return compile(schema)
+
+    monkeypatch.setattr(grammar_module, "grammar_of", noted)
+    schema = CITY | {"title": "never compiled before"}
+    done = client.chat.completions.create(
+        model=NAME, messages=MESSAGES, max_tokens=200, response_format=schema_format(schema), n=2, seed=1
+    )
+    assert len(done.choices) == 2 and threads and "pic-engine" not in threads
+
+
+def test_a_tenant_waits_for_one_schema_of_anothers(monkeypatch: pytest.MonkeyPatch, speaking: Live) -> None:
+    """However many slow ones those are; and for none where its own is known."""
+    tried, goes_on = list[str](), threading.Semaphore(0)
+
+    def slow(schema: str) -> None:
+        goes_on.acquire()
+        tried.append(schema)
+
+    monkeypatch.setattr(service_module, "is_tried", lambda schema: schema == "known")
+    monkeypatch.setattr(service_module, "require_schema", lambda schema: None if schema == "known" else slow(schema))
+    service = Service(speaking.backend, speaking.store.root, Keys())
+
+    async def hold() -> None:
+        one, other = Tenant("one"), Tenant("other")
+        waiting = [asyncio.ensure_future(service.require_followed(one, [("tools", f"one {i}")])) for i in range(5)]
+        await asyncio.sleep(0)
+        waiting.append(asyncio.ensure_future(service.require_followed(other, [("tools", "other")])))
+        await service.require_followed(other, [("tools", "known")])
+        assert tried == []
+        goes_on.release(6)
+        await asyncio.gather(*waiting)
+
+    asyncio.run(hold())
+    assert len(tried) == 6 and "other" in tried[:3]
+
+
+def test_a_forced_call_that_is_nested_too_deep_is_an_error_of_one_line() -> None:
+    """A recursive schema allows it; a client could not send it back."""
+
+    async def events() -> AsyncGenerator[Event, None]:
+        yield DeltaEvent(0, '{"name": "f", "arguments": {"a": ' + "[" * 990 + "]" * 990 + "}}")
+        yield FinishEvent(0, "stop", 9)
+
+    async def collected() -> list[Event]:
+        return [event async for event in called(events())]
+
+    with pytest.raises(ApiError, match="tool_choice: the call is nested deeper") as caught:
+        asyncio.run(collected())
+    assert caught.value.status == 400

@@ -12,7 +12,7 @@ import pytest
 from pictool.bounded_process import BoundedProcess
 from pictool.runtime.chat import parsing
 from pictool.runtime.chat.parsing import AnswerParser
-from serve.live import END, NAME, Live, Script
+from serve.live import END, NAME, RESPONSES, Live, Script
 
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {}}}}}
@@ -145,6 +145,63 @@ def test_a_parser_that_hangs_costs_no_text(monkeypatch: pytest.MonkeyPatch) -> N
     parts = [*parser.feed("a" * 60 + "b"), *parser.feed(" more"), *parser.end("</s>")]
     assert "".join(part.text for part in parts) == "a" * 60 + "b more"
     slow.close()
+
+
+DOUBLING: dict[str, Any] = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)}
+
+
+@pytest.mark.parametrize(
+    ("at", "more"),
+    [
+        ({"type": "string", "pattern": "^(a+)+$"}, {}),
+        ({"$ref": "#/$defs/a0"}, {"$defs": DOUBLING | {"a40": {"type": "integer"}}}),
+        ({"$ref": "#/$defs/a"}, {"$defs": {"a": {"$ref": "#/$defs/a"}}}),
+        ({}, {"patternProperties": {"^(b+)+$": False}}),
+    ],
+)
+def test_a_strict_schema_that_is_costly_to_validate_costs_no_others_answer(
+    at: dict[str, Any], more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is that of all answers: it is not ended."""
+    monkeypatch.setattr(
+        parsing, "_process", process := BoundedProcess("pictool.runtime.chat.parser_process", 20, 1 << 30)
+    )
+    schema = {"type": "object", "properties": {"at": at}, "additionalProperties": False} | more
+    tool = {"type": "function", "function": {"name": "look", "strict": True, "parameters": schema}}
+    other = AnswerParser(RESPONSES, "[assistant]", TOOLS, True)
+    begun = other.feed(CALL[:20])
+    call = json.dumps({"name": "look", "arguments": {"at": "a" * 40 + "b", "b" * 40 + "a": 1}})
+    assert parsed(tool, call) == ["text"]
+    assert [part.kind for part in [*begun, *other.feed(CALL[20:]), *other.end(END)]] == ["call"]
+    process.close()
+
+
+def parsed(tool: dict[str, Any], call: str) -> list[str]:
+    """The kinds of the parts of an answer that is a call."""
+    parser = AnswerParser(RESPONSES, "[assistant]", [tool], True)
+    parts = [*parser.feed(f"<call>{call}</call>"), *parser.end(END)]
+    assert parts[0].kind == "call" or "".join(part.text for part in parts) == f"<call>{call}</call>"
+    return list(dict.fromkeys(part.kind for part in parts))
+
+
+def test_a_strict_schema_with_patterns_is_validated_by_them() -> None:
+    parameters = {
+        "type": "object", "properties": {"at": {"type": "string", "pattern": r"\d{4}-\d{2}$"}},
+        "patternProperties": {"^x": {"type": "integer"}}, "additionalProperties": False,
+    }  # fmt: skip
+    tool = {"type": "function", "function": {"name": "look", "strict": True, "parameters": parameters}}
+    for arguments, is_call in (
+        ('{"at": "on 2026-11"}', True), ('{"at": "2026-11-28"}', False), ('{"x1": 5}', True), ('{"x1": "5"}', False),
+        ('{"y": 5}', False), ("{}", True),
+    ):  # fmt: skip
+        call = f'{{"name": "look", "arguments": {arguments}}}'
+        assert parsed(tool, call) == ["call" if is_call else "text"], arguments
+
+
+@pytest.mark.parametrize(("depth", "kind"), [(50, "call"), (900, "text"), (5000, "text")])
+def test_a_call_that_is_nested_too_deep_is_text(depth: int, kind: str) -> None:
+    """Its client could not send it back."""
+    assert parsed(TOOLS[0], f'{{"name": "look", "arguments": {{"at": {"[" * depth + "]" * depth}}}}}') == [kind]
 
 
 def test_a_template_that_is_none_is_text() -> None:

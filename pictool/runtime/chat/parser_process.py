@@ -171,7 +171,7 @@ class _Arguments:
         self._steps = 0
         try:
             return bool(self._validator.is_valid(value))
-        except _TooManyStepsError:
+        except (_TooManyStepsError, RecursionError):  # a $ref that is within itself, with nothing between
             return False
 
     def _counted(self, check: Any) -> Any:

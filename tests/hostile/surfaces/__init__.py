@@ -17,6 +17,7 @@ from hostile.surfaces.objects import Objects
 from hostile.surfaces.remotes import Remotes
 from hostile.surfaces.replies import Replies
 from hostile.surfaces.runs import Runs
+from hostile.surfaces.schemas import Schemas
 from hostile.surfaces.scripts import Scripts
 from hostile.surfaces.signed import Signed
 from hostile.surfaces.traces import Traces
@@ -38,6 +39,7 @@ SURFACES: dict[str, type[Surface]] = {
         Signed,
         Conversations,
         Markers,
+        Schemas,
     )
 }
 if find_spec("llama_cpp") and find_spec("gguf"):  # make test-llamacpp's environment
