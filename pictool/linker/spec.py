@@ -41,6 +41,8 @@ class Spec:
         codec: how the KV of documents that are compiled is kept. The head's is always kept without loss.
         messages: a chat in place of a query; the documents come before the text of its last user message.
         is_raw: head and query are the prompt's texts as they are: no chat template, no BOS.
+        separator: the text between documents and before the query, less what is there already; None: the model's
+            (`Model.separator`). An empty one joins them directly, as does a raw prompt that names none.
         plan: a prompt whose token ids and objects are laid out already, in place of a query and documents; its policy
             is the spec's.
     """
@@ -58,6 +60,7 @@ class Spec:
     messages: tuple[Message, ...] = ()
     is_raw: bool = False
     plan: LinkPlan | None = None
+    separator: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.documents, str | Path | Chunk | Text):  # one document, not its letters
@@ -81,6 +84,12 @@ class Spec:
         """A prompt that is laid out already."""
         return cls(policy=plan.policy, max_new_tokens=max_new_tokens, sampling=sampling, plan=plan)
 
+    def separator_for(self, model: Model) -> str:
+        """What is between its documents, less what is there already (`separator_between`)."""
+        if self.separator is not None:
+            return self.separator
+        return "" if self.is_raw else model.separator
+
     def frame(self, model: Model) -> Frame:
         """The prompt's head and tail.
 
@@ -92,7 +101,7 @@ class Spec:
             return Frame(self.head or "", self.query)
         if self.messages:
             return frame_messages(model, self.messages, self.head, self.query_template)
-        return make_frame(model, self.query, self.head, self.query_template)
+        return make_frame(model, self.query, self.head, self.query_template, self.separator_for(model))
 
     @property
     def objects(self) -> CompileOptions:

@@ -1,7 +1,8 @@
 """From a call's input, after all below it has run, to a prompt: texts, and the spans that are linked as objects.
 
 A child of a + is a span. All spans from the first to the last, and what is written between them, are documents; what
-comes before them is the head, what follows them the tail. So `g(plus(file(a), file(b)), "Q")` is the prompt of
+comes before them is the head, what follows them the tail. Between any two texts is the model's separator, as
+`separator_between` has it. So `g(plus(file(a), file(b)), "Q")` is the prompt of
 `pic link a b -q Q`.
 """
 
@@ -13,9 +14,9 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import encode_within
-from pictool.core import Chunk, GeneratedChunk
+from pictool.core import Chunk, GeneratedChunk, Separator
 from pictool.errors import InputError, ModelError
-from pictool.runtime.chat.template import CHAT_QUERY, PLAIN_QUERY
+from pictool.runtime.chat.template import PLAIN_QUERY, separator_between
 from pictool.spans.query import Fragment, Join, Message, Par, Plus, Query, Role
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def make_prompt(model: Model, query: Query) -> CallPrompt:
         documents.append(_chunk(model, span))
         num_tokens += len(documents[-1])
         if index < len(between) and between[index]:
-            documents.append(Chunk(between[index], encode_within(model, between[index], "the prompt"), "between spans"))
+            documents.append(_between(model, between[index]))
             num_tokens += len(documents[-1])
         if num_tokens > model.max_positions:  # the rest need not be tokenized
             raise InputError(
@@ -113,13 +114,29 @@ def make_prompt(model: Model, query: Query) -> CallPrompt:
             )
     if not tail and documents:  # the last span is what is answered
         tail = documents.pop().text
+        if documents and isinstance(documents[-1], Separator):
+            tail = documents.pop().text + tail
     return CallPrompt(head, tuple(documents), tail)
 
 
-def span_text(span: MessageSpan) -> str:
-    """A span's text as it is in the prompt."""
-    text = "".join(message.text for message in span.messages)
+def _between(model: Model, text: str) -> Chunk:
+    """What is written between two spans; of blanks alone, as of a separator, no object is made."""
+    tokens = encode_within(model, text, "the prompt")
+    return Chunk(text, tokens, "between spans") if text.strip() else Separator(text, tokens, "separator")
+
+
+def span_text(span: MessageSpan, separator: str) -> str:
+    """A span's text as it is in the prompt, its messages with a separator between them."""
+    text = _joined([message.text for message in span.messages], separator)
     return text + seam_after(text) if isinstance(span.messages[-1], Output) else text
+
+
+def _joined(texts: Sequence[str], separator: str) -> str:
+    """Texts with what separates them."""
+    result = ""
+    for text in texts:
+        result += (separator_between(result, separator, text) if result else "") + text
+    return result
 
 
 def seam_after(output: str) -> str:
@@ -159,7 +176,7 @@ def _source(messages: Sequence[Message]) -> str:
 
 def _chunk(model: Model, span: MessageSpan) -> Chunk:
     """A span as a chunk; of a single output the tokens are those that were generated."""
-    text = span_text(span)
+    text = span_text(span, model.separator)
     first = span.messages[0]
     if len(span.messages) > 1 or not isinstance(first, Output) or not first.tokens:
         return Chunk(text, encode_within(model, text, "the prompt"), span.source)
@@ -170,24 +187,25 @@ def _chunk(model: Model, span: MessageSpan) -> Chunk:
 def _render_plain(model: Model, spans: Sequence[MessageSpan]) -> tuple[str, list[str], str]:
     """Head, what is between the objects, and tail, of a model without a chat template."""
     *rest, last = spans
-    texts = [span_text(span) for span in spans]
-    asked = last.messages[-1]
+    bos, asked = model.tokenizer.bos_token or "", last.messages[-1]
+    texts = [span_text(span, model.separator) for span in spans]
     if not last.is_object and asked.role == "user" and type(asked) is Message:
-        before = "".join(message.text for message in last.messages[:-1])
+        before = [message.text for message in last.messages[:-1]]
         tail = PLAIN_QUERY.replace("{query}", asked.text)
         if not any(span.is_object for span in rest):  # a prompt without objects: the question is its tail
-            return (model.tokenizer.bos_token or "") + before, [], tail
-        texts[-1] = before + tail
-    return _split(model.tokenizer.bos_token or "", spans, texts)
+            return bos + _joined([*before, tail], model.separator).removesuffix(tail), [], tail
+        texts[-1] = _joined([*before, tail], model.separator)
+    return _split(model, bos, spans, texts)
 
 
-def _split(head: str, spans: Sequence[MessageSpan], texts: Sequence[str]) -> tuple[str, list[str], str]:
-    between = [""]
+def _split(model: Model, head: str, spans: Sequence[MessageSpan], texts: Sequence[str]) -> tuple[str, list[str], str]:
+    between, before = [""], ""
     for span, text in zip(spans, texts, strict=True):
+        after = "" if span.is_object else text
+        between[-1] += (separator_between(before, model.separator, after) if before else "") + after
         if span.is_object:
             between.append("")
-        else:
-            between[-1] += text
+        before = text
     if len(between) == 1:
         return head, [], between[0]
     return head + between[0], between[1:-1], between[-1]
@@ -197,7 +215,7 @@ def _render_chat(model: Model, spans: Sequence[MessageSpan]) -> tuple[str, list[
     """As `_render_plain`, of a model with one."""
     from jinja2 import TemplateError
 
-    chat, count = _chat(spans)
+    chat, count = _chat(model, spans)
     try:
         text = str(model.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
     except TemplateError as error:
@@ -224,30 +242,28 @@ def _split_question(model: Model, chat: Sequence[dict[str, str]], text: str) -> 
     return (head, [], found + tail) if found and tail else ("", [], text)
 
 
-def _chat(spans: Sequence[MessageSpan]) -> tuple[list[dict[str, str]], int]:
+def _chat(model: Model, spans: Sequence[MessageSpan]) -> tuple[list[dict[str, str]], int]:
     """Messages for a chat template, with marks for objects, and the number of these.
 
-    Neighbours of one role are one message, since templates want roles in turn.
+    Neighbours of one role are one message, since templates want roles in turn, with separators between them.
     """
     chat: list[tuple[Role, list[str]]] = []
-    count, is_after_object = 0, False
+    count, before = 0, ""
 
-    def add(role: Role, text: str, joint: str) -> None:
+    def add(role: Role, text: str, after: str) -> None:
         if chat and chat[-1][0] == role:
-            chat[-1][1].extend((joint, text))
+            chat[-1][1].extend((separator_between(before, model.separator, after), text))
         else:
             chat.append((role, [text]))
 
     for span in spans:
         if span.is_object:
-            add("user", _OPEN.format(count) + _CLOSE, "" if is_after_object else "\n\n")
-            count += 1
-            is_after_object = True
+            add("user", _OPEN.format(count) + _CLOSE, "")
+            count, before = count + 1, span_text(span, model.separator)
             continue
         for message in span.messages:
             if "\x02" in message.text or _CLOSE in message.text:
                 raise InputError("a message has the control character \\x02 or \\x04; take it out")
-            is_question = is_after_object and message.role == "user"
-            add(message.role, message.text, CHAT_QUERY.replace("{query}", "") if is_question else "\n\n")
-            is_after_object = False
+            add(message.role, message.text, message.text)
+            before = message.text
     return [{"role": role, "content": "".join(texts)} for role, texts in chat], count

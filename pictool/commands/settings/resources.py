@@ -99,6 +99,8 @@ def open_model(settings: Settings) -> Model:
     else:
         model = load_model(settings.model, settings.device, settings.dtype, settings.salt)
         model.on_wait = waiting
+    if settings.separator is not None:
+        model.separator = settings.separator
     where = ", ".join(map(str, model.files)) or "in memory"
     opened_s = time.perf_counter() - began
     detail(

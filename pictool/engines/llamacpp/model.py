@@ -25,7 +25,7 @@ from pictool.linker.policies.base import Policy
 from pictool.reading import whole
 from pictool.runtime.fingerprint import WeightFiles
 from pictool.runtime.memory.user_cache import cache_dir
-from pictool.runtime.model import Model
+from pictool.runtime.model import SEPARATOR, Model
 
 if TYPE_CHECKING:
     from pictool.linker.link import Linked, PreparedLink
@@ -60,7 +60,7 @@ class GgufModel(Model):
         """Raises ModelError: a file that is damaged, or cannot be linked; names it."""
         self.name, self._paths, self.dtype, self.salt = name, tuple(files), dtype, salt
         self.device, self.directory, self._module, self._state = "cpu", None, None, None
-        self.on_wait = Model.no_wait
+        self.on_wait, self.separator = Model.no_wait, SEPARATOR
         self._gpu_layers = gpu_layers
         self.options = LlamaContextOptions(dtype, gpu_layers != 0)
 

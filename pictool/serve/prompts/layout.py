@@ -2,13 +2,14 @@
 
 Texts are tokenized as they are between objects, each on its own (docs/design.md §2, rule 1). A chat is rendered by the
 model's template with marks in the places of its objects; without a template it has the plain form of `pic link`.
+Documents are separated as those of `pic link` are.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -18,9 +19,10 @@ import numpy as np
 from pictool.compiler.chunking import encode_within
 from pictool.core import TokenIds
 from pictool.errors import InputError
-from pictool.runtime.chat.template import PLAIN_QUERY, render_chat
+from pictool.runtime.chat.template import PLAIN_QUERY, render_chat, separator_between
 from pictool.runtime.model import Model
 from pictool.serve.work import (
+    Break,
     ChatPrompt,
     CompiledText,
     MarkedText,
@@ -32,6 +34,7 @@ from pictool.serve.work import (
     RetrievedObject,
     TokenizedText,
     UnstoredText,
+    separated,
 )
 from pictool.store.matches import Match, NearMiss
 
@@ -67,9 +70,10 @@ def lay_out(model: Model, pieces: Sequence[Piece], open_object: Open, recognise:
     """
     parts, matches, sources, at = list[TokenIds](), list[Match](), list[str](), 0
     unstored = list[PromptPart]()
-    for piece in merged(pieces):
+    objects = {piece: open_object(piece) for piece in pieces if isinstance(piece, ObjectReference | MarkedText)}
+    for piece in _without_breaks(model, pieces, objects):
         if isinstance(piece, ObjectReference | MarkedText):
-            key, tokens = open_object(piece)
+            key, tokens = objects[piece]
             found = [Match(key, 0, tokens)] if key and len(tokens) else []
             source = _NUM_SOURCES[type(piece)]
         else:
@@ -83,6 +87,32 @@ def lay_out(model: Model, pieces: Sequence[Piece], open_object: Open, recognise:
         at += len(tokens)
     tokens = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
     return PromptLayout(tokens, tuple(matches), tuple(sources), tuple(unstored))
+
+
+def _without_breaks(
+    model: Model, pieces: Sequence[Piece], objects: Mapping[ObjectReference | MarkedText, tuple[str, TokenIds]]
+) -> list[PlainText | TokenizedText | ObjectReference | MarkedText]:
+    """The pieces with the text of each break in its place, part of the texts beside it."""
+
+    def text_of(piece: Piece) -> str:
+        match piece:
+            case PlainText(text) | MarkedText(text):
+                return text
+            case ObjectReference():
+                return str(model.tokenizer.decode(objects[piece][1].tolist()))
+            case TokenizedText(ids):
+                return str(model.tokenizer.decode(list(ids)))
+            case Break():
+                raise AssertionError("breaks follow one another")
+
+    found, listed = list[Piece](), merged(pieces)
+    for index, piece in enumerate(listed):
+        if isinstance(piece, Break):
+            after = listed[index + 1] if index + 1 < len(listed) else None
+            text = after.text if isinstance(after, PlainText) else ""
+            piece = PlainText(separator_between(text_of(found[-1]), model.separator, text) if found else "")
+        found.append(piece)
+    return [piece for piece in merged(found) if not isinstance(piece, Break)]
 
 
 def _text_tokens(model: Model, piece: PlainText | TokenizedText) -> TokenIds:
@@ -130,7 +160,7 @@ class Marks:
 
     def messages(self, chat: ChatPrompt) -> list[dict[str, Any]]:
         """The messages of a chat as its template takes them."""
-        return [{"role": turn.role, "content": self.text(turn.pieces), **turn.more} for turn in chat.turns]
+        return [{"role": turn.role, "content": self.text(separated(turn.pieces)), **turn.more} for turn in chat.turns]
 
     def documents(self, chat: ChatPrompt) -> list[dict[str, Any]]:
         """Its documents as its template takes them."""
@@ -184,14 +214,17 @@ def _split(model: Model, chat: ChatPrompt) -> list[Piece]:
 def _plain(model: Model, chat: ChatPrompt) -> list[Piece]:
     """A chat in the plain form: BOS, system text, then for each user documents, "Question: …" and "Answer:".
 
-    Of a user's last text, what follows the last empty line is the question, and what precedes it belongs to the
-    documents.
+    All texts are separated. Of a user's last text, what follows the last empty line is the question, and what precedes
+    it belongs to the documents.
     """
     chat = chat.without_documents()
     if chat.tools:
         raise InputError(f"tools: {model.name} has no chat template, so it knows no tools")
     system = [piece for turn in chat.turns if turn.role in ("system", "developer") for piece in turn.pieces]
-    pieces: list[Piece] = [PlainText(model.tokenizer.bos_token or ""), *system]
+    head = separated(system, always=True)
+    pieces: list[Piece] = [PlainText(model.tokenizer.bos_token or ""), *head]
+    if head:
+        pieces.append(Break())
     question: list[Piece] = []
     for turn in chat.turns:
         if turn.role == "user":
@@ -208,22 +241,13 @@ def _plain(model: Model, chat: ChatPrompt) -> list[Piece]:
 
 
 def _question(question: Sequence[Piece]) -> list[Piece]:
-    *before, last = merged(_with_lines(question)) or [PlainText("")]
+    *before, last = separated(question, always=True) or [PlainText("")]
     if not isinstance(last, PlainText):
         raise InputError("messages: the last part of a user's message must be a text, the question")
     documents, _, ask = last.text.rstrip().rpartition("\n\n")
     if not ask.strip():
         raise InputError("messages: the last one ends without a question")
     template_head, _, template_tail = PLAIN_QUERY.partition("{query}")
-    return [
-        *before,
-        *([PlainText(documents + "\n")] if documents else []),
-        PlainText(template_head + ask + template_tail),
-    ]
-
-
-def _with_lines(question: Sequence[Piece]) -> list[Piece]:
-    """The pieces, with an empty line after each text but the last: texts of messages and parts are apart."""
-    *before, last = question
-    lines = [PlainText(piece.text.rstrip("\n") + "\n\n") if isinstance(piece, PlainText) else piece for piece in before]
-    return [*lines, last]
+    if documents:
+        before += PlainText(documents), Break()
+    return [*before, PlainText(template_head + ask + template_tail)]
