@@ -92,6 +92,7 @@ class Conversation:
         frame = self._with_query(question).frame(model)
         room = model.max_positions - self._spec.max_new_tokens - _MARGIN
         room -= len(model.encode(frame.head)) + len(model.encode(frame.tail))
+        room -= self._most * len(model.encode(self._spec.separator_for(model)))
         found = self._library.find(question, self._most, room)
         room -= sum(one.passage.num_tokens for one in found)
         for one in self._last:

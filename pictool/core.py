@@ -7,7 +7,7 @@ import hmac
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -252,11 +252,15 @@ class PromptText:
 
 @dataclass(frozen=True)
 class Chunk:
-    """An immutable run of tokens that is compiled on its own. `source` is where it came from, for people."""
+    """An immutable run of tokens that is compiled on its own. `source` is where it came from, for people.
+
+    One that `continues` is cut from the same text as the chunk before it, which it follows without a separator.
+    """
 
     text: str
     tokens: tuple[int, ...]
     source: str
+    continues: bool = field(default=False, kw_only=True, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -270,6 +274,11 @@ class GeneratedChunk(Chunk):
     """
 
     object: str
+
+
+@dataclass(frozen=True)
+class Separator(Chunk):
+    """What a prompt has between two documents. It is computed: no object is made of it."""
 
 
 @dataclass(frozen=True)

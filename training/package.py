@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+SEPARATOR = "\n"  # pages of the training texts end in a line break, and follow one another
 MODELS = Path(__file__).parent.parent / "pictool" / "models"
 
 
@@ -20,6 +21,7 @@ def write_model(model: Any, tokenizer: Tokenizer, name: str) -> None:
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>",
         model_max_length=model.config.max_position_embeddings, clean_up_tokenization_spaces=False,
+        document_separator=SEPARATOR,
     )  # fmt: skip
     wrapped.save_pretrained(directory)
 
@@ -33,5 +35,6 @@ def save_half(model: Any, tokenizer: Tokenizer, directory: Path, bos: str | None
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=bos, eos_token="</s>", pad_token="<pad>",
         model_max_length=positions, clean_up_tokenization_spaces=False,
+        document_separator=SEPARATOR,
     )  # fmt: skip
     wrapped.save_pretrained(directory)

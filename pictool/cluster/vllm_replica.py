@@ -38,7 +38,7 @@ class VllmSpec(ReplicaSpec):
             str(model.directory), settings.name or model.name, model.dtype, self._fields(name), self.options
         )  # fmt: skip
         tier = self.open_tier(name)  # before vLLM makes it
-        bounds = PluginOptions(queue=settings.max_waiting, active=settings.max_active)
+        bounds = PluginOptions(queue=settings.max_waiting, active=settings.max_active, separator=settings.separator)
         backend = _ReplicaBackend(bounds, settings.num_tenants)
         backend.serving = await start_engine(options)
         try:

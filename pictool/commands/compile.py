@@ -399,7 +399,7 @@ def check_output(output: str | None, depfile: bool, files: Sequence[str]) -> Pat
 
 def write_output(path: Path, compiled: Sequence[Compiled]) -> None:
     """Copy the objects of one file to `path`: one object, or a list with its members beside it."""
-    from pictool.store.objects.bundles import write_object_list
+    from pictool.store.objects.bundles import ListMember, write_object_list
 
     if len(compiled) == 1:
         _copy(compiled[0].path, path)
@@ -407,7 +407,9 @@ def write_output(path: Path, compiled: Sequence[Compiled]) -> None:
     members = [path.with_name(f"{path.stem}.{index:04d}.kvo") for index in range(len(compiled))]
     for chunk, member in zip(compiled, members, strict=True):
         _copy(chunk.path, member)
-    write_object_list(path, [member.name for member in members])
+    write_object_list(
+        path, [ListMember(member, each.chunk.continues) for member, each in zip(members, compiled, strict=True)]
+    )
 
 
 def _copy(source: Path, target: Path) -> None:

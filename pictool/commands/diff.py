@@ -62,7 +62,7 @@ def print_diff(names: tuple[str, str], a: Trace, b: Trace, diff: TraceDiff) -> N
         screen.print(f"{letter}  {visible(trace.policy)} ({visible(name)}): {counts}", overflow="fold")
         screen.print(f"   {visible(trace.answer)}", overflow="fold")
     if diff.other_objects:
-        screen.print(f"{len(diff.other_objects)} of {len(a.chunks)} chunks were linked from other objects")
+        screen.print(f"{len(diff.other_objects)} of {a.num_documents} chunks were linked from other objects")
     heading(screen, "selections: overlap (Jaccard) by layer")
     each = [(f"layer {i}", float(x), f"{x:.3f}") for i, x in enumerate(diff.selection.jaccard)]
     bars(screen, [*each, ("all", diff.selection.overall, f"{diff.selection.overall:.3f}")], 1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -26,6 +26,7 @@ from pictool.commands.settings.options import (
     ChunkOption,
     HeadOption,
     JsonOption,
+    SeparatorOption,
     TemplateOption,
     argument,
     command,
@@ -75,6 +76,7 @@ class EvalOptions:
     ] = field(default_factory=list)
     head: HeadOption = None
     query_template: TemplateOption = None
+    separator: SeparatorOption = None
     max_new_tokens: Annotated[
         Optional[int],
         option("--max-new-tokens", "N", "Generate at most N tokens per answer (the dataset's).", ANSWER, min=1),
@@ -118,7 +120,7 @@ def run_eval(options: EvalOptions, settings: Settings) -> None:
     dataset = open_dataset(options.dataset, parse_fields(options.params))
     check_outputs(options, dataset)
     spec_options, store = make_spec_options(options), open_store(settings)
-    model = open_model(settings)
+    model = open_model(replace(settings, separator=None))
     algorithms = algorithms if options.algo else runnable(model, algorithms)
     run = EvaluationOptions(
         output=None if options.output is None else Path(options.output),
@@ -177,6 +179,7 @@ def make_spec_options(options: EvalOptions) -> SpecOptions:
         chunk_tokens=options.chunk_tokens,
         head=text_or_silent("the head", options.head),
         query_template=text_or_silent("the query template", options.query_template),
+        separator=text_or_silent("the separator", options.separator),
         max_new_tokens=options.max_new_tokens,
         codec=options.codec or CODEC,
         stop=tuple(options.stop),

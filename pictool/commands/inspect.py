@@ -233,7 +233,7 @@ def _inspect_file(path: Path, options: InspectOptions, settings: Settings) -> di
 
     if not is_object_list(path):
         return inspect_object(path, options, settings)
-    report = {"path": str(path), "objects": [str(member) for member in read_object_list(path)]}
+    report = {"path": str(path), "objects": [str(member.path) for member in read_object_list(path)]}
     if not options.as_json:
         _print_fields(report)
     return report

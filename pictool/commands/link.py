@@ -230,7 +230,7 @@ def link_here(parsed: LinkCommand, opened: ExitStack) -> LinkOutput:
     place = {"version": __version__, "store": str(store.root)}
     reports = [answer.report() | {"request": request_json(spec, place | answer.origin())} for answer in answers]
     linked = answers[0].link.linked
-    texts = [] if linked is None else [part.chunk.text for part in linked.parts]
+    texts = [] if linked is None else [part.chunk.text for part, _ in linked.documents]
     is_embedded = settings.origin("model") == DEFAULT
     return LinkOutput(reports, is_embedded and is_foreign(texts, reports[0]), model_files(model))
 
@@ -328,7 +328,7 @@ def print_verdict(labels: Sequence[str], reports: Sequence[Mapping[str, Any]]) -
 def request_json(spec: Spec, origin: Mapping[str, Any]) -> dict[str, Any]:
     """What is needed to ask the same again: the request, and what the answer was made of."""
     return {
-        "query": spec.query, "head": spec.head, "query_template": spec.query_template,
+        "query": spec.query, "head": spec.head, "query_template": spec.query_template, "separator": spec.separator,
         "documents": [str(document) if isinstance(document, str | Path) else STDIN for document in spec.documents],
         "max_new_tokens": spec.max_new_tokens, "sampling": spec.sampling.options, "sinks": spec.sinks,
         "chunk_tokens": spec.chunk_tokens, "codec": spec.codec, **origin,

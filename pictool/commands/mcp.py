@@ -139,7 +139,8 @@ def explained(reply: Reply, new: set[str]) -> dict[str, Any]:
     for source in report["sources"]:
         source["compiled"] = source["key"] in new
     if link.linked is not None:
-        places = {found.at: place for found, place in zip(in_order(reply.sources), link.layout.chunks, strict=True)}
+        listed = zip(in_order(reply.sources), link.linked.documents, strict=True)
+        places = {found.at: place for found, (_, place) in listed}
         for found, source in zip(reply.sources, report["sources"], strict=True):
             start, end = places[found.at]
             source["recomputed"] = float(link.linked.rows[:, start:end].sum(1).mean())

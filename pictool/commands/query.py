@@ -169,7 +169,7 @@ class QueryOutputOptions:
             raise InputError(f"--trace {folder}: must be an empty or new folder; name another")
 
 
-@command(app, "query", "model", "device", "dtype", "store", "remote", "require_signed", *SALT)
+@command(app, "query", "model", "device", "dtype", "store", "remote", "require_signed", "separator", *SALT)
 def run_query(
     query: Annotated[str, argument("FILE", "A query as JSON or YAML; - is stdin.")],
     options: QueryOptions,

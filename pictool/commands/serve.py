@@ -164,7 +164,9 @@ class ServeOptions:
     ] = "1G"
 
 
-@command(app, "serve", "model", "device", "dtype", "store", "remote", "require_signed", "signing_key", *SALT)
+@command(
+    app, "serve", "model", "device", "dtype", "store", "remote", "require_signed", "signing_key", "separator", *SALT
+)
 def run_serve(
     options: ServeOptions,
     fleet: FleetOptions,
@@ -305,7 +307,7 @@ def run_in_vllm(options: ServeOptions, settings: Settings, more: Sequence[str]) 
         "serve": {
             "keys": keys, "ttl": options.ttl, "check": options.check, "check_limit": options.check_limit,
             "queue": options.queue, "active": options.active, "learn": learned_bytes(options),
-            "leases": leased_bytes(options),
+            "leases": leased_bytes(options), "separator": settings.separator,
         },
     }  # fmt: skip
     name = options.name or model.name
@@ -406,6 +408,7 @@ def make_backend_settings(options: ServeOptions, settings: Settings) -> BackendS
         learned_bytes=learned_bytes(options), pool_bytes=pool_bytes(options),
         kept_bytes=size_of("--keep-prefixes", options.keep_prefixes) or 0,
         guarantee=declared_guarantee(options.guarantee, options.verify_share), reuses_parts=options.reuse_parts,
+        separator=settings.separator,
     )  # fmt: skip
 
 

@@ -127,7 +127,7 @@ class TuneOptions:
     as_json: JsonOption = False
 
 
-@command(app, "tune", "model", "device", "dtype", "store", "remote", *SALT)
+@command(app, "tune", "model", "device", "dtype", "store", "remote", "separator", *SALT)
 def run_tune(options: TuneOptions, settings: Settings) -> None:
     """Find the cheapest policy that meets a target. It is written to pic.yaml.
 
@@ -173,6 +173,7 @@ def keep_prompts(store: Store, questions: Questions, options: SpecOptions) -> No
         SamplePrompt(
             case.documents, case.query, case.head if options.head is None else options.head,
             case.query_template if options.query_template is None else options.query_template,
+            case.separator if options.separator is None else options.separator,
         )
         for case in questions.listed
     ))  # fmt: skip
@@ -258,6 +259,7 @@ def make_spec_options(options: TuneOptions, settings: Settings) -> SpecOptions:
     return SpecOptions(
         head=settings.head,
         query_template=settings.query_template if is_given else None,
+        separator=settings.separator,
         codec=options.codec or "none",
         chunk_tokens=options.chunk_tokens if is_given and cuts_here else None,
     )

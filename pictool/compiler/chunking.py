@@ -105,15 +105,18 @@ def _encode_noted(model: Model, text: str | PromptText, source: str) -> tuple[in
         raise InputError(f"{source}: {error}") from error
 
 
-def make_chunk(model: Model, text: str, source: str) -> Chunk:
+def make_chunk(model: Model, text: str, source: str, continues: bool = False) -> Chunk:
     """One chunk of the whole text.
+
+    Args:
+        continues: it is cut from the same text as the chunk before it.
 
     Raises:
         InputError: no tokens, or more than the model has positions for.
     """
     remedy = "cut it with --chunk-tokens"
     require_within(model, text, source, remedy)
-    chunk = Chunk(text, _encode_noted(model, text, source), encodable(source))
+    chunk = Chunk(text, _encode_noted(model, text, source), encodable(source), continues=continues)
     if not chunk.tokens:
         raise InputError(f"{source}: has no tokens; there is nothing to compile")
     if len(chunk) > model.max_positions:
@@ -174,7 +177,7 @@ def make_chunks(model: Model, text: str, source: str, chunk_tokens: int | None =
     pieces = list(_pieces(model, text, chunk_tokens, overlap))
     if len(pieces) < 2:
         return [make_chunk(model, text, source)]
-    return [make_chunk(model, piece, f"{source}[{i}]") for i, piece in enumerate(pieces)]
+    return [make_chunk(model, piece, f"{source}[{i}]", continues=i > 0) for i, piece in enumerate(pieces)]
 
 
 def _pieces(model: Model, text: str, chunk_tokens: int, overlap: int) -> Iterator[str]:

@@ -26,7 +26,7 @@ from pictool.core import Chunk
 from pictool.errors import StoreError
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy, Prompt, Selection, no_rows
-from pictool.linker.resolve import Part, head_part, open_objects, resolve_documents
+from pictool.linker.resolve import open_objects, resolve_prompt
 from pictool.linker.spec import Document, Spec
 from pictool.store.objects.format import CompiledChunk, ObjectFile, ObjectMeta
 from pictool.store.scratch import scratch_directory
@@ -198,7 +198,7 @@ def _open_s(model: Model, store: Store, paths: Sequence[Path], is_cold: bool) ->
     with ExitStack() as opened:
         started = time.perf_counter()
         spec = Spec.raw(paths, _TAIL, make_policy("naive"))
-        open_objects(model, store, resolve_documents(model, store, spec, opened), opened)
+        open_objects(model, store, resolve_prompt(model, store, spec, opened).objects, opened)
         return time.perf_counter() - started
 
 
@@ -215,19 +215,12 @@ def measure_link(model: Model, store: Store, spec: Spec) -> Timing:
     link(model, store, spec)  # a warm-up, which compiles what is missing
     store.drain()
     with ExitStack() as opened:
-        paths = [part.path(model, store) for part in prompt_parts(model, store, spec, opened)]
+        paths = [part.path(model, store) for part in resolve_prompt(model, store, spec, opened).objects]
     timings = []
     for _ in range(_REPEATS):
         drop_page_cache(paths)
         timings.append(vars(link(model, store, spec).timing))
     return Timing(**{name: statistics.median(timing[name] for timing in timings) for name in timings[0]})
-
-
-def prompt_parts(model: Model, store: Store, spec: Spec, opened: ExitStack) -> list[Part]:
-    """The parts of a prompt's documents, and its head if that has tokens."""
-    parts = resolve_documents(model, store, spec, opened)
-    head = head_part(model, spec, spec.frame(model).head)
-    return [*parts, head] if head.chunk.tokens else parts
 
 
 def token_bytes(model: Model) -> int:

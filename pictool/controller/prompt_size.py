@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from pictool.compiler.compile import CODEC
 from pictool.controller.calibration import OnMeasure, decoding
 from pictool.controller.cost import Decoding, PromptSize
-from pictool.controller.measuring import prompt_parts, stored_bytes, token_bytes
+from pictool.controller.measuring import stored_bytes, token_bytes
 from pictool.errors import InputError, ObjectError
-from pictool.linker.resolve import Part
+from pictool.linker.resolve import Part, resolve_prompt
 from pictool.linker.spec import Spec
 from pictool.store.store import Store
 
@@ -28,9 +28,9 @@ def measure_size(
         PicError: an unusable document, or a prompt that is too long for the model.
     """
     with ExitStack() as opened:
-        parts = prompt_parts(model, store, spec, opened)
-        num_context, tail = sum(len(part.chunk) for part in parts), model.encode(spec.frame(model).tail)
-        size = PromptSize(num_context, len(tail), len(parts), token_bytes(model))
+        prompt = resolve_prompt(model, store, spec, opened)
+        parts, num_context = prompt.objects, sum(len(part.chunk) for part in (prompt.head, *prompt.parts))
+        size = PromptSize(num_context, len(model.encode(prompt.tail)), len(parts), token_bytes(model))
         require_room(model, size)
         codecs = [part.options.codec for part in parts]
         if all(codec == CODEC for codec in codecs):

@@ -65,7 +65,9 @@ class Contents:
 def model_identity(model: Model) -> dict[str, Any]:
     """All of a model that its answers follow from, whatever it is called."""
     tokenizer = model.tokenizer
-    prompts = [str(tokenizer.chat_template), tokenizer.bos_token, model.bos_id, sorted(model.eos_ids)]
+    prompts = [
+        str(tokenizer.chat_template), tokenizer.bos_token, model.bos_id, sorted(model.eos_ids), model.separator
+    ]  # fmt: skip
     return {
         "fingerprint": model.fingerprint, "tokenizer": model.target.tokenizer,
         "prompts": hashlib.sha256(json.dumps(prompts).encode() + b"\n").hexdigest(), "dtype": model.dtype,
@@ -96,17 +98,18 @@ def spec_identity(spec: Spec, engine: Engine, contents: Contents) -> list[Any]:
     documents = [_document_identity(document, engine, contents) for document in spec.documents]
     return [
         documents, spec.query, spec.head, spec.query_template, spec.max_new_tokens, spec.sampling.options, spec.sinks,
-        spec.chunk_tokens, spec.codec,
+        spec.chunk_tokens, spec.codec, spec.separator_for(engine.model),
     ]  # fmt: skip
 
 
 def _document_identity(document: Any, engine: Engine, contents: Contents) -> list[Any]:
-    """As `resolve_documents` finds out what it is."""
+    """As `resolve_prompt` finds out what it is."""
     if isinstance(document, Chunk | Text):
-        return ["text", document.text]
+        return ["text", document.text, isinstance(document, Chunk) and document.continues]
     path = Path(document)
     if path.suffix == ".kvo":
-        return ["objects", *map(contents.of, [path, *(read_object_list(path) if is_object_list(path) else ())])]
+        members = [member.path for member in read_object_list(path)] if is_object_list(path) else []
+        return ["objects", *map(contents.of, [path, *members])]
     if exists(document):
         return ["file", contents.of(path)]
     with engine.store.peek(find_key(engine.model, engine.store, str(document))) as file:

@@ -178,7 +178,7 @@ class Answer:
         """What is needed, beside the request, to get the same answer again."""
         objects, linked = self.link.objects, self.link.linked
         if linked is not None:
-            objects = [(part.chunk.source, part.key(self.loaded)) for part in linked.parts]
+            objects = [(part.chunk.source, part.key(self.loaded)) for part, _ in linked.documents]
         return {
             "objects": [{"source": source, "key": key} for source, key in objects],
             "device": self.loaded.device, "dtype": self.loaded.dtype, "fingerprint": self.loaded.fingerprint,

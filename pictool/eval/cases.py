@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import make_chunks
@@ -15,6 +15,7 @@ from pictool.errors import InputError, PicError
 from pictool.eval.datasets.base import Case
 from pictool.fidelity.verify import Canary
 from pictool.linker.policies import BASELINE, make_policy
+from pictool.linker.resolve import Part, separated
 from pictool.linker.spec import Spec
 from pictool.runtime.chat.template import Frame
 from pictool.runtime.support import rope_switch
@@ -38,6 +39,7 @@ class SpecOptions:
     chunk_tokens: int | None = None
     head: str | None = None
     query_template: str | None = None
+    separator: str | None = None
     max_new_tokens: int | None = None
     codec: str = CODEC
     stop: tuple[str, ...] = ()
@@ -140,7 +142,8 @@ def _chunks(model: Model, case: Case, chunk_tokens: int | None) -> Iterator[Chun
     for i, text in enumerate(case.documents, 1):
         source = f"case {case.id}: document {i}"
         try:
-            yield from make_chunks(model, text, source, chunk_tokens)
+            first, *rest = make_chunks(model, text, source, chunk_tokens)
+            yield from (replace(first, continues=case.is_one_text), *rest)
         except InputError as error:
             count = len(model.encode(text))
             if count <= model.max_positions:
@@ -161,11 +164,14 @@ def _prepare(model: Model, case: Case, chunks: tuple[Chunk, ...], options: SpecO
         max_new_tokens=options.max_new_tokens or case.max_new_tokens,
         sampling=Sampling(stop=options.stop or case.stop),
         codec=options.codec,
+        separator=case.separator if options.separator is None else options.separator,
     )
     with prefixed_errors(f"case {case.id}"):
-        frame = spec.frame(model)
-        num_context = sum(map(len, chunks)) + len(model.encode(frame.head))
-        num_tokens = num_context + len(model.encode(frame.tail))
+        frame, separator = spec.frame(model), spec.separator_for(model)
+        parts = separated(model, [Part(chunk) for chunk in chunks], separator)
+        num_context = sum(len(part.chunk) for part in parts) + len(model.encode(frame.head))
+        tail = frame.tail_after(chunks[-1].text, separator) if chunks else frame.tail
+        num_tokens = num_context + len(model.encode(tail))
         _require_room(model, num_tokens, spec.max_new_tokens)
     return PreparedCase(case, spec, frame, num_context, num_tokens)
 

@@ -127,7 +127,7 @@ class MapReduce(Method):
     def _summary_spec(self, spec: Spec, document: Any) -> Spec:
         head, _, query = self.prompt.partition("{text}")
         return replace(
-            spec, documents=[document], head=head, query=query, query_template="{query}",
+            spec, documents=[document], head=head, query=query, query_template="{query}", separator="",
             max_new_tokens=self.summary_tokens, sampling=replace(spec.sampling, stop=()),
         )  # fmt: skip
 
@@ -156,7 +156,7 @@ class MapRerank(Method):
     def answer(self, model: Model, call: ModelCall, spec: Spec) -> MeasuredAnswer:
         if self.prompt:
             head, _, template = self.prompt.partition("{text}")
-            spec = replace(spec, head=head, query_template=template)
+            spec = replace(spec, head=head, query_template=template, separator="")
         specs = [replace(spec, documents=[document]) for document in spec.documents] or [spec]
         answers = [MeasuredAnswer.from_answer(call(each)) for each in specs]
         best, total = max(answers, key=lambda answer: answer.confidence), _last_with_all_costs(answers)

@@ -151,10 +151,10 @@ def make_header(
 
 
 def settings_of(options: SpecOptions) -> dict[str, Any]:
-    """The options as JSON has them; without stop texts and a share as before there were any."""
+    """The options as JSON has them; without stop texts, a share and a separator as before there were any."""
+    said = {"stop": bool(options.stop), "verify": options.verify < 1, "separator": options.separator is not None}
     settings = {**asdict(options), "stop": list(options.stop)}
-    unsaid = {*(() if options.stop else ("stop",)), *(() if options.verify < 1 else ("verify",))}
-    return {name: value for name, value in settings.items() if name not in unsaid}
+    return {name: value for name, value in settings.items() if said.get(name, True)}
 
 
 def _sha256(values: Iterable[Any]) -> str:

@@ -85,9 +85,10 @@ def check_prompts(model: Model, policy: Policy, positions: int, sample: Sequence
     """
     specs = []
     for prompt in sample or [_made_up(number) for number in range(_PROMPTS)]:
-        spec = Spec(prompt.query, (), policy, prompt.head, prompt.query_template)
-        frame = spec.frame(model)
+        spec = Spec(prompt.query, (), policy, prompt.head, prompt.query_template, separator=prompt.separator)
+        frame, separator = spec.frame(model), len(model.encode(spec.separator_for(model)))
         room = positions - max(_OTHER, len(model.encode(frame.head)) + len(model.encode(frame.tail)) + 1)
+        room -= separator * len(prompt.documents)
         share = max(1, room // len(prompt.documents)) if sample else None  # a text of the user's may be cut anywhere
         pages = [make_chunks(model, page, f"page {i}", share)[0] for i, page in enumerate(prompt.documents)]
         specs.append(replace(spec, documents=_fitting(model, pages, room)))

@@ -1,15 +1,15 @@
 """The user's own prompts for the server's start-up check: `pic tune` leaves a few in the store, cut short.
 
-`STORE/check.json` is `{"prompts": [{"documents": [TEXT, …], "query": TEXT, "head": TEXT|null,
-"query_template": TEXT|null}, …]}`. The documents are the beginnings of those that were tuned on, so that a start takes
-no longer than with the prompts that pictool makes up.
+`STORE/check.json` is `{"prompts": [{"documents": [TEXT, …], "query": TEXT, "head": TEXT|null, "query_template":
+TEXT|null, "separator": TEXT|null}, …]}`. The documents are the beginnings of those that were tuned on, so that a start
+takes no longer than with the prompts that pictool makes up.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,13 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class SamplePrompt:
-    """A question over texts. `head` and `query_template` as of a spec."""
+    """A question over texts. `head`, `query_template` and `separator` as of a spec."""
 
     documents: tuple[str, ...]
     query: str
     head: str | None = None
     query_template: str | None = None
+    separator: str | None = None
 
     def cut(self) -> SamplePrompt:
         """The same over the beginnings of a few of its texts; of a single text, over its first pieces."""
@@ -40,7 +41,7 @@ class SamplePrompt:
             (text,) = texts
             texts = [text[start : start + _CHARACTERS] for start in range(0, _DOCUMENTS * _CHARACTERS, _CHARACTERS)]
         pieces = tuple(piece for text in texts if (piece := _beginning(text)).strip())
-        return SamplePrompt(pieces, self.query, self.head, self.query_template)
+        return SamplePrompt(pieces, self.query, self.head, self.query_template, self.separator)
 
 
 def keep_sample(root: Path, prompts: Iterable[SamplePrompt]) -> None:
@@ -76,7 +77,8 @@ def read_sample(root: Path) -> list[SamplePrompt]:
 
 def _prompt(entry: dict[str, Any]) -> SamplePrompt:
     prompt = SamplePrompt(tuple(entry["documents"]), entry["query"], entry["head"], entry["query_template"])
-    texts = [*prompt.documents, prompt.query, prompt.head or "", prompt.query_template or ""]
+    prompt = replace(prompt, separator=entry.get("separator"))  # files before 0.4.0 have none
+    texts = [*prompt.documents, prompt.query, prompt.head or "", prompt.query_template or "", prompt.separator or ""]
     if not all(isinstance(text, str) for text in texts):
         raise TypeError("a prompt has something that is no text")
     "".join(texts).encode()  # a half of a surrogate pair is a ValueError
@@ -93,4 +95,4 @@ def _beginning(text: str) -> str:
 
 
 def _frame_length(prompt: SamplePrompt) -> int:
-    return len(prompt.query) + len(prompt.head or "") + len(prompt.query_template or "")
+    return len(prompt.query) + len(prompt.head or "") + len(prompt.query_template or "") + len(prompt.separator or "")

@@ -26,7 +26,7 @@ from pictool.linker.policies.base import Policy, Prompt, Scores, Selection, Stag
 from pictool.linker.pool_use import PoolUse
 from pictool.linker.prefixes import FoundPrefix, PrefixLostError, linked_spans
 from pictool.linker.residency import Reservation, ResidentObjects
-from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents, resolve_plan
+from pictool.linker.resolve import OnCompile, Part, resolve_plan, resolve_prompt
 from pictool.linker.spec import Spec
 from pictool.runtime.device import synchronize
 from pictool.runtime.memory.image import Image
@@ -58,9 +58,9 @@ class Timing:
 class Linked:
     """A linked prompt. `rows` is bool [layers, n]: whose K and V were computed at each layer; `scores` float32 [n].
 
-    `bytes_read` is KV that was read from objects; what host memory held is not among it. `texts` are those of head,
-    chunks and tail. `pool` is what was reused of KV on the device, of an engine that has a pool, and `prefix` what of
-    that an earlier prompt had computed.
+    `parts` are the documents and what separates them; `texts` are those of head, parts and tail. `bytes_read` is KV
+    that was read from objects; what host memory held is not among it. `pool` is what was reused of KV on the device, of
+    an engine that has a pool, and `prefix` what of that an earlier prompt had computed.
     """
 
     image: Image
@@ -73,6 +73,12 @@ class Linked:
     bytes_read: int
     pool: PoolUse | None = None
     prefix: FoundPrefix | None = None
+
+    @property
+    def documents(self) -> tuple[tuple[Part, tuple[int, int]], ...]:
+        """The parts but separators, each with its [start, end) in the prompt."""
+        spans = zip(self.parts, self.image.layout.chunks, strict=True)
+        return tuple((part, span) for part, span in spans if not part.is_separator)
 
     @property
     def computed(self) -> frozenset[int]:
@@ -89,7 +95,8 @@ def link(
     model: Model, store: Store, spec: Spec, *, on_compile: OnCompile | None = None, stage: Stage = no_stage,
     residents: ResidentObjects | None = None, prefixes: bool = True,
 ) -> Linked:  # fmt: skip
-    """Link documents into a prompt: head + documents + tail, each tokenized on its own (docs/design.md §2, rule 1).
+    """Link documents into a prompt: head + documents + tail, with separators, each tokenized on its own
+    (docs/design.md §2, rule 1).
 
     What a remote does not give whole is compiled here instead, with a warning (`Store.on_warning`); the time that was
     lost on it counts as load.
@@ -299,12 +306,13 @@ def lay_out_spec(model: Model, store: Store, spec: Spec, opened: ExitStack) -> P
 
 
 def _lay_out_texts(model: Model, store: Store, spec: Spec, opened: ExitStack) -> PromptParts:
-    frame = spec.frame(model)
-    parts = resolve_documents(model, store, spec, opened)
-    head = head_part(model, spec, frame.head)
-    tail = encode_within(model, frame.tail, "the query")
-    layout = lay_out(model, head.chunk, [part.chunk for part in parts], tail)
-    return PromptParts(layout, (frame.head, *(part.chunk.text for part in parts), frame.tail), (head, *parts))
+    prompt = resolve_prompt(model, store, spec, opened)
+    tail, parts = encode_within(model, prompt.tail, "the query"), (prompt.head, *prompt.parts)
+    layout = lay_out(model, prompt.head.chunk, [part.chunk for part in prompt.parts], tail)
+    laid_out = PromptParts(layout, (*(part.chunk.text for part in parts), prompt.tail), parts)
+    if spec.policy.needs.chain_block:  # a chain says itself what it has
+        return laid_out
+    return laid_out.without_objects([index for index, part in enumerate(parts) if part.is_separator])
 
 
 def _lay_out_plan(model: Model, store: Store, plan: LinkPlan, opened: ExitStack) -> PromptParts:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import encode_within, make_chunks, read_text, require_own_text, require_text
 from pictool.compiler.compile import Compiled, compile_chunks, object_key
-from pictool.core import Chunk, CompileOptions, GeneratedChunk, PromptText, Text
+from pictool.core import Chunk, CompileOptions, GeneratedChunk, PromptText, Separator, Text
 from pictool.errors import ForeignObjectError, InputError, ObjectError, RemoteError, StoreError, UnwritableStoreError
 from pictool.linker.spec import Spec
 from pictool.reading import exists
+from pictool.runtime.chat.template import separator_between
 from pictool.store.entries import is_key
 from pictool.store.objects.bundles import is_object_list, read_object_list
 from pictool.store.objects.format import ObjectFile
@@ -48,7 +49,12 @@ class Part:
 
     @classmethod
     def of(cls, chunk: Chunk, options: CompileOptions) -> Part:
-        return cls(chunk, options, generated=chunk.object if isinstance(chunk, GeneratedChunk) else "")
+        generated = chunk.object if isinstance(chunk, GeneratedChunk) else ""
+        return cls(chunk, options, has_object=not isinstance(chunk, Separator), generated=generated)
+
+    @property
+    def is_separator(self) -> bool:
+        return isinstance(self.chunk, Separator)
 
     def key(self, model: Model) -> str:
         """The key of what its tokens are, or would be, compiled to."""
@@ -69,6 +75,44 @@ class Part:
     def is_served_by(self, file: ObjectFile) -> bool:
         """Whether an object of this key has all that is needed of it."""
         return not self.options.probes or file.meta.fixups is not None
+
+
+@dataclass(frozen=True)
+class ResolvedPrompt:
+    """What a spec's prompt is made of. `parts` are documents and what separates them, `tail` is a text."""
+
+    head: Part
+    parts: tuple[Part, ...]
+    tail: PromptText
+
+    @property
+    def objects(self) -> list[Part]:
+        """The parts that have an object, or will have one: documents, and the head if it has tokens."""
+        return [part for part in (self.head, *self.parts) if part.chunk.tokens and not part.is_separator]
+
+
+def resolve_prompt(model: Model, store: Store, spec: Spec, opened: ExitStack) -> ResolvedPrompt:
+    """Find out what each document is (`resolve_documents`), and put separators between them and before the tail.
+
+    Raises:
+        PicError: names the document, and what is wrong with it.
+    """
+    frame, separator = spec.frame(model), spec.separator_for(model)
+    parts = separated(model, resolve_documents(model, store, spec, opened), separator)
+    tail = frame.tail_after(parts[-1].chunk.text, separator) if parts else frame.tail
+    return ResolvedPrompt(head_part(model, spec, frame.head), tuple(parts), tail)
+
+
+def separated(model: Model, parts: Sequence[Part], separator: str) -> list[Part]:
+    """Parts with what separates them; those that continue the one before them follow it directly."""
+    result: list[Part] = []
+    for part in parts:
+        if result and not (part.chunk.continues or part.is_separator or result[-1].is_separator):
+            text = separator_between(result[-1].chunk.text, separator)
+            if tokens := model.encode(text):
+                result.append(Part.of(Separator(text, tokens, "separator"), CompileOptions()))
+        result.append(part)
+    return result
 
 
 def resolve_documents(model: Model, store: Store, spec: Spec, opened: ExitStack) -> list[Part]:
@@ -157,7 +201,11 @@ def no_such_file(name: str) -> InputError:
 
 def _object_parts(model: Model, store: Store, path: Path, opened: ExitStack) -> list[Part]:
     if is_object_list(path):
-        return [part for member in read_object_list(path) for part in _object_parts(model, store, member, opened)]
+        return [
+            replace(part, chunk=replace(part.chunk, continues=member.continues))
+            for member in read_object_list(path)
+            for part in _object_parts(model, store, member.path, opened)
+        ]
     file = opened.enter_context(ObjectFile(path))
     if store.requires_signed and not store.admits(file):
         raise ObjectError(f"{path}: no trusted key has signed it (--require-signed); sign it, or compile its text")

@@ -43,6 +43,8 @@ class Spec:
         is_raw: head and query are the prompt's texts as the caller's own template wrote them: markers in them are
             control tokens, and BOS comes before them if the tokenizer puts it before texts.
         written: head and tail as a template wrote them, in place of head and query.
+        separator: the text between documents and before the query, less what is there already; None: the model's
+            (`Model.separator`). An empty one joins them directly, as does a raw prompt that names none.
         plan: a prompt whose token ids and objects are laid out already, in place of a query and documents; its policy
             is the spec's.
     """
@@ -61,6 +63,7 @@ class Spec:
     is_raw: bool = False
     written: Frame | None = None
     plan: LinkPlan | None = None
+    separator: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.documents, str | Path | Chunk | Text):  # one document, not its letters
@@ -89,6 +92,12 @@ class Spec:
         """A prompt that is laid out already."""
         return cls(policy=plan.policy, max_new_tokens=max_new_tokens, sampling=sampling, plan=plan)
 
+    def separator_for(self, model: Model) -> str:
+        """What is between its documents, less what is there already (`separator_between`)."""
+        if self.separator is not None:
+            return self.separator
+        return "" if self.is_raw else model.separator
+
     def frame(self, model: Model) -> Frame:
         """The prompt's head and tail.
 
@@ -103,7 +112,7 @@ class Spec:
             return Frame(PromptText(self.head or "", begins=begins), PromptText(self.query, begins=not begins))
         if self.messages:
             return frame_messages(model, self.messages, self.head, self.query_template)
-        return make_frame(model, self.query, self.head, self.query_template)
+        return make_frame(model, self.query, self.head, self.query_template, self.separator_for(model))
 
     @property
     def objects(self) -> CompileOptions:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 EMBEDDED = {"embedded": "base", "embedded-small": "small"}
 _GGUF_SOURCES = ("ollama:", "lmstudio:")
+SEPARATOR = "\n\n"  # between two documents of a prompt, where neither the user nor the model names one
 DEFAULT_CUT = 16  # tokens, of a hybrid's chunk: those that the default policy computes
 
 
@@ -50,6 +51,8 @@ class Model:
         name: what the user called it. config: of its language model; whole_config: of all, if that is in a wrapper.
         device: ``cpu``, ``cuda``, …. dtype: dtype of computation.
         salt: a tenant's own; objects of another salt are never found.
+        separator: what its prompts have between documents (`chat.template.separator_between`): a blank line, or the
+            text `document_separator` of `tokenizer_config.json`.
         on_wait: called with what takes long, as loading weights; it lasts as long as the context that is returned.
         on_note: called with a line about a text in which there is something that its reader may not expect.
         engine: the name of the engine that runs it, if none is named.
@@ -75,6 +78,7 @@ class Model:
         self.config = architectures.text_config(config)
         self.device, self.dtype, self.directory = device, dtype, directory
         self._module, self.salt = module, salt
+        self.separator = _separator_of(tokenizer, name)
         self._state: fingerprint.ModuleState | None = None  # of the module, once it is loaded
         self.on_wait: Callable[[str], AbstractContextManager[None]] = self.no_wait
         self.on_note: Callable[[str], None] = self.no_note
@@ -334,6 +338,16 @@ class Model:
                 "; put the model's own tokenizer beside it"
             )
         return ids
+
+
+def _separator_of(tokenizer: PreTrainedTokenizerBase, name: str) -> str:
+    """What a model was trained to read between documents, if its tokenizer says it. Raises ModelError: no text."""
+    separator = getattr(tokenizer, "init_kwargs", {}).get("document_separator", SEPARATOR)
+    if not isinstance(separator, str):
+        raise ModelError(
+            f"{name}: document_separator of tokenizer_config.json is {shown(separator)}, not a text; correct it"
+        )
+    return separator
 
 
 @contextmanager

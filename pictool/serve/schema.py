@@ -256,6 +256,7 @@ class LinkRequest(StrictModel):
     policy: dict[str, Any]
     head: str | None = None
     query_template: str | None = None
+    separator: str | None = None
     max_new_tokens: int = Field(default=64, ge=1, le=1 << 31)
     temperature: float = Field(default=0.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)

@@ -7,7 +7,7 @@ The router knows HTTP, tenants, leases and the forms of several APIs. A backend 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,11 @@ class PlainText:
 
 
 @dataclass(frozen=True)
+class ShortText(PlainText):
+    """The text of a document that is too short for an object."""
+
+
+@dataclass(frozen=True)
 class TokenizedText:
     """Text as token ids."""
 
@@ -49,10 +54,14 @@ class UnstoredText(TokenizedText):
 
 @dataclass(frozen=True)
 class ObjectReference:
-    """An object of the tenant that the request names by a lease, and its tokens as far as they are known."""
+    """An object of the tenant that the request names by a lease, and its tokens as far as they are known.
+
+    One that `continues` is of the same text as the object before it.
+    """
 
     key: str
     num_tokens: int = field(default=0, compare=False)
+    continues: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -67,8 +76,31 @@ class MarkedText:
     text: str
 
 
-Piece = PlainText | TokenizedText | ObjectReference | MarkedText
-WrittenPiece = PromptText | TokenizedText | ObjectReference | MarkedText  # of a prompt that its template wrote
+@dataclass(frozen=True)
+class Break:
+    """Between a document and what precedes or follows it: the model's separator, less what is there already."""
+
+
+_DOCUMENTS = (ObjectReference, MarkedText, ShortText, UnstoredText)
+Piece = PlainText | TokenizedText | ObjectReference | MarkedText | Break
+WrittenPiece = PromptText | TokenizedText | ObjectReference | MarkedText | Break  # of a prompt that its template wrote
+
+
+def separated(pieces: Iterable[Piece], always: bool = False) -> list[Piece]:
+    """The pieces of a message with a break between each document and its neighbours.
+
+    Args:
+        always: texts that are no documents are apart from one another, too.
+    """
+    result: list[Piece] = []
+    for piece in pieces:
+        if piece == PlainText(""):
+            continue
+        is_apart = always or any(isinstance(each, _DOCUMENTS) for each in (piece, *result[-1:]))
+        if result and is_apart and not (isinstance(piece, ObjectReference) and piece.continues):
+            result.append(Break())
+        result.append(piece)
+    return result
 
 
 @dataclass(frozen=True)
@@ -170,11 +202,12 @@ class AnswerRequest:
 
 @dataclass(frozen=True)
 class CompiledText:
-    """An object that a backend compiled, or had."""
+    """An object that a backend compiled, or had. One that `continues` is of the same text as the one before it."""
 
     key: str
     num_tokens: int
     is_new: bool = field(default=False, compare=False, repr=False)
+    continues: bool = field(default=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

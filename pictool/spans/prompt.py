@@ -1,7 +1,8 @@
 """From a call's input, after all below it has run, to a prompt: texts, and the spans that are linked as objects.
 
 A child of a + is a span. All spans from the first to the last, and what is written between them, are documents; what
-comes before them is the head, what follows them the tail. So `g(plus(file(a), file(b)), "Q")` is the prompt of
+comes before them is the head, what follows them the tail. Between any two texts is the model's separator, as
+`separator_between` has it. So `g(plus(file(a), file(b)), "Q")` is the prompt of
 `pic link a b -q Q`.
 """
 
@@ -13,9 +14,9 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import encode_within
-from pictool.core import Chunk, GeneratedChunk, PromptText
+from pictool.core import Chunk, GeneratedChunk, PromptText, Separator
 from pictool.errors import InputError, ModelError
-from pictool.runtime.chat.template import CHAT_QUERY, PLAIN_QUERY, render_chat
+from pictool.runtime.chat.template import PLAIN_QUERY, render_chat, separator_between
 from pictool.spans.query import Fragment, Join, Message, Par, Plus, Query, Role
 
 if TYPE_CHECKING:
@@ -104,8 +105,7 @@ def make_prompt(model: Model, query: Query) -> CallPrompt:
         documents.append(_chunk(model, span))
         num_tokens += len(documents[-1])
         if index < len(between) and between[index]:
-            tokens = encode_within(model, between[index], "the prompt")
-            documents.append(Chunk(between[index].text, tokens, "between spans"))
+            documents.append(_between(model, between[index]))
             num_tokens += len(documents[-1])
         if num_tokens > model.max_positions:  # the rest need not be tokenized
             raise InputError(
@@ -114,13 +114,29 @@ def make_prompt(model: Model, query: Query) -> CallPrompt:
             )
     if not tail and documents:  # the last span is what is answered
         tail = model.encoder.quoted(documents.pop().text)
+        if documents and isinstance(documents[-1], Separator):
+            tail = PromptText(documents.pop().text) + tail
     return CallPrompt(head, tuple(documents), tail)
 
 
-def span_text(span: MessageSpan) -> str:
-    """A span's text as it is in the prompt."""
-    text = "".join(message.text for message in span.messages)
+def _between(model: Model, between: PromptText) -> Chunk:
+    """What is written between two spans; of blanks alone, as of a separator, no object is made."""
+    text, tokens = between.text, encode_within(model, between, "the prompt")
+    return Chunk(text, tokens, "between spans") if text.strip() else Separator(text, tokens, "separator")
+
+
+def span_text(span: MessageSpan, separator: str) -> str:
+    """A span's text as it is in the prompt, its messages with a separator between them."""
+    text = _joined([message.text for message in span.messages], separator)
     return text + seam_after(text) if isinstance(span.messages[-1], Output) else text
+
+
+def _joined(texts: Sequence[str], separator: str) -> str:
+    """Texts with what separates them."""
+    result = ""
+    for text in texts:
+        result += (separator_between(result, separator, text) if result else "") + text
+    return result
 
 
 def seam_after(output: str) -> str:
@@ -160,7 +176,7 @@ def _source(messages: Sequence[Message]) -> str:
 
 def _chunk(model: Model, span: MessageSpan) -> Chunk:
     """A span as a chunk; of a single output the tokens are those that were generated."""
-    text = span_text(span)
+    text = span_text(span, model.separator)
     first = span.messages[0]
     if len(span.messages) > 1 or not isinstance(first, Output) or not first.tokens:
         return Chunk(text, encode_within(model, text, "the prompt"), span.source)
@@ -171,14 +187,15 @@ def _chunk(model: Model, span: MessageSpan) -> Chunk:
 def _render_plain(model: Model, spans: Sequence[MessageSpan]) -> tuple[PromptText, list[PromptText], PromptText]:
     """Head, what is between the objects, and tail, of a model without a chat template."""
     *rest, last = spans
-    texts = [span_text(span) for span in spans]
     asked = last.messages[-1]
+    texts = [span_text(span, model.separator) for span in spans]
     if not last.is_object and asked.role == "user" and type(asked) is Message:
-        before = "".join(message.text for message in last.messages[:-1])
+        before = [message.text for message in last.messages[:-1]]
         tail = PLAIN_QUERY.replace("{query}", asked.text)
         if not any(span.is_object for span in rest):  # a prompt without objects: the question is its tail
-            return _bos(model) + model.encoder.quoted(before), [], model.encoder.quoted(tail)
-        texts[-1] = before + tail
+            before_tail = _joined([*before, tail], model.separator).removesuffix(tail)
+            return _bos(model) + model.encoder.quoted(before_tail), [], model.encoder.quoted(tail)
+        texts[-1] = _joined([*before, tail], model.separator)
     return _split(model, spans, texts)
 
 
@@ -189,19 +206,20 @@ def _bos(model: Model) -> PromptText:
 def _split(
     model: Model, spans: Sequence[MessageSpan], texts: Sequence[str]
 ) -> tuple[PromptText, list[PromptText], PromptText]:  # fmt: skip
-    between = [""]
+    between, before = [""], ""
     for span, text in zip(spans, texts, strict=True):
+        after = "" if span.is_object else text
+        between[-1] += (separator_between(before, model.separator, after) if before else "") + after
         if span.is_object:
             between.append("")
-        else:
-            between[-1] += text
+        before = text
     first, *rest = map(model.encoder.quoted, between)
     return (_bos(model) + first, rest[:-1], rest[-1]) if rest else (_bos(model), [], first)
 
 
 def _render_chat(model: Model, spans: Sequence[MessageSpan]) -> tuple[PromptText, list[PromptText], PromptText]:
     """As `_render_plain`, of a model with one."""
-    chat, count = _chat(spans)
+    chat, count = _chat(model, spans)
     rendered = render_chat(model, chat)
     if not count:
         return _split_question(chat, rendered)
@@ -229,30 +247,28 @@ def _split_question(
     return rendered.cut(0, len(head)), [], rendered.cut(len(head))
 
 
-def _chat(spans: Sequence[MessageSpan]) -> tuple[list[dict[str, str]], int]:
+def _chat(model: Model, spans: Sequence[MessageSpan]) -> tuple[list[dict[str, str]], int]:
     """Messages for a chat template, with marks for objects, and the number of these.
 
-    Neighbours of one role are one message, since templates want roles in turn.
+    Neighbours of one role are one message, since templates want roles in turn, with separators between them.
     """
     chat: list[tuple[Role, list[str]]] = []
-    count, is_after_object = 0, False
+    count, before = 0, ""
 
-    def add(role: Role, text: str, joint: str) -> None:
+    def add(role: Role, text: str, after: str) -> None:
         if chat and chat[-1][0] == role:
-            chat[-1][1].extend((joint, text))
+            chat[-1][1].extend((separator_between(before, model.separator, after), text))
         else:
             chat.append((role, [text]))
 
     for span in spans:
         if span.is_object:
-            add("user", _OPEN.format(count) + _CLOSE, "" if is_after_object else "\n\n")
-            count += 1
-            is_after_object = True
+            add("user", _OPEN.format(count) + _CLOSE, "")
+            count, before = count + 1, span_text(span, model.separator)
             continue
         for message in span.messages:
             if "\x02" in message.text or _CLOSE in message.text:
                 raise InputError("a message has the control character \\x02 or \\x04; take it out")
-            is_question = is_after_object and message.role == "user"
-            add(message.role, message.text, CHAT_QUERY.replace("{query}", "") if is_question else "\n\n")
-            is_after_object = False
+            add(message.role, message.text, message.text)
+            before = message.text
     return [{"role": role, "content": "".join(texts)} for role, texts in chat], count

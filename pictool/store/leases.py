@@ -55,11 +55,15 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class LeasedObject:
-    """An object of a lease: its key, its tokens, and the role of the message that it is the text of."""
+    """An object of a lease: its key, its tokens, and the role of the message that it is the text of.
+
+    One that `continues` is of the same text as the object before it.
+    """
 
     key: str
     num_tokens: int
     role: str = "user"
+    continues: bool = False
 
 
 class ShareError(NoRoomError):
@@ -116,7 +120,10 @@ class Lease:
     def _row(self) -> tuple[str, str, float, float, str]:
         body = {
             "model": self.model, "name": self.name, "ttl": self.ttl, "renews": self.renews,
-            "objects": [[entry.key, entry.num_tokens, entry.role] for entry in self.objects],
+            "objects": [
+                [entry.key, entry.num_tokens, entry.role, *([True] if entry.continues else [])]
+                for entry in self.objects
+            ],
         }  # fmt: skip
         return self.id, self.tenant, self.created, self.expires, json.dumps(body)
 
@@ -132,7 +139,9 @@ class Lease:
 
 def _objects(body: Any) -> tuple[LeasedObject, ...]:
     """The objects of a lease's body. Raises ValueError, TypeError or LookupError: it is damaged."""
-    objects = tuple(LeasedObject(key, int(count), str(role)) for key, count, role in body["objects"])
+    objects = tuple(
+        LeasedObject(key, int(count), str(role), bool(continues)) for key, count, role, *continues in body["objects"]
+    )
     if any(not is_key(entry.key) for entry in objects):
         raise ValueError("a row has no key of an object where one belongs")
     return objects

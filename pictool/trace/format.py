@@ -52,7 +52,10 @@ _TENSORS = {"tokens": "int32", "starts": "int32", "rows": "bool", "logits": "flo
 
 @dataclass(frozen=True)
 class TracedChunk:
-    """A chunk of the prompt: its source (for people), and the object that it is, or would be, compiled to."""
+    """A chunk of the prompt: its source (for people), and the object that it is, or would be, compiled to.
+
+    A separator between two documents has the key "".
+    """
 
     source: str
     key: str
@@ -120,6 +123,11 @@ class Trace:
 
     def _repr_html_(self) -> str:
         return trace_html(self)
+
+    @property
+    def num_documents(self) -> int:
+        """The chunks but separators."""
+        return sum(bool(chunk.key) for chunk in self.chunks)
 
     @property
     def sources(self) -> tuple[str, ...]:

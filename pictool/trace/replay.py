@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from pictool.compiler.compile import Compiled, compile_chunks, object_key
-from pictool.core import Chunk, CompileOptions, GeneratedChunk, PromptText, RowMask
+from pictool.core import Chunk, CompileOptions, GeneratedChunk, PromptText, RowMask, Separator
 from pictool.errors import PicError, TraceError
 from pictool.linker.link import Linked, link
 from pictool.linker.policies.base import Deviation, Policy, Prompt, Selection
+from pictool.linker.resolve import Part
 from pictool.linker.spec import Document, Spec
 from pictool.runtime.decode import Generated
 from pictool.runtime.memory.pieces import pieces_of
@@ -38,7 +39,7 @@ def record_trace(
     layout = linked.image.layout
     parts = pairwise([*layout.starts, layout.num_tokens])
     chunks = [
-        TracedChunk(part.chunk.source, part.generated or part.key(model), part.options.sinks, part.options.codec)
+        TracedChunk(part.chunk.source, _key_of(model, part), part.options.sinks, part.options.codec)
         for part in linked.parts
     ]
     texts = pieces_of(model.tokenizer, generated.tokens)
@@ -58,6 +59,10 @@ def record_trace(
         top=tuple(Candidate(token, pieces_of(model.tokenizer, [token])[0]) for token in top),
         report=report,
     )
+
+
+def _key_of(model: Model, part: Part) -> str:
+    return "" if part.is_separator else part.generated or part.key(model)
 
 
 @dataclass(frozen=True)
@@ -134,14 +139,18 @@ def _written(model: Model, trace: Trace) -> tuple[PromptText, PromptText]:
 def _objects(
     model: Model, store: Store, trace: Trace, name: str, on_compile: Callable[[Compiled], None] | None
 ) -> Sequence[Document]:
-    """Return the chunks' objects, in order."""
+    """Return the chunks' objects, in order, and the separators between them."""
     objects: list[Document] = []
     for traced, text, (start, end) in zip(trace.chunks, trace.texts[1:-1], trace.layout.chunks, strict=True):
+        ids = tuple(trace.layout.tokens[start:end].tolist())
+        if not traced.key:
+            objects.append(Separator(text, ids, traced.source))
+            continue
         if traced.codec not in codecs():
             raise TraceError(
                 f"{name}: {traced.source} was linked with the codec {traced.codec}, which this pic does not have"
             )
-        chunk = Chunk(text, tuple(trace.layout.tokens[start:end].tolist()), traced.source)
+        chunk = Chunk(text, ids, traced.source)
         options = CompileOptions(traced.sinks, traced.codec)
         if object_key(model, chunk, options) != traced.key:  # nothing is compiled under another key
             if _is_generated(model, store, chunk, traced.key):

@@ -200,7 +200,7 @@ class HomeScreen(PicScreen):
         self.show_objects()
 
     def _links(self) -> dict[str, int]:
-        return count_links([[chunk.key for chunk in loaded.trace.chunks] for loaded in self.pic.traces])
+        return count_links([[chunk.key for chunk in loaded.trace.chunks if chunk.key] for loaded in self.pic.traces])
 
     def _show_title(self) -> None:
         known = [entry.stored for entry in self.listed if entry.stored is not None]

@@ -150,9 +150,10 @@ def read_corpus(model: Model, names: Sequence[str], chunk_tokens: int | None, pe
     pieces = [
         (name, chunk) for name in names for chunk in make_chunks(model, read_text(Path(name)), name, chunk_tokens)
     ]  # fmt: skip
+    apart = len(model.encode(model.separator))
     return Corpus(
         tuple(chunk.text for _, chunk in pieces), tuple(name for name, _ in pieces),
-        tuple(len(chunk) for _, chunk in pieces), per_prompt, model.max_positions - _ROOM,
+        tuple(len(chunk) + apart for _, chunk in pieces), per_prompt, model.max_positions - _ROOM,
     )  # fmt: skip
 
 
@@ -198,7 +199,7 @@ def continued(model: Model, texts: Sequence[str], documents: int, limit: int, se
         InputError: documents of too few words.
     """
     rng, cases = random.Random(f"tune continue {seed}"), list[Case]()
-    sizes = [len(model.encode(text)) for text in texts]
+    sizes = [len(model.encode(text + model.separator)) for text in texts]
     long = [i for i, text in enumerate(texts) if len(text.split()) > _CUE_WORDS + _CONTINUED_WORDS]
     if not long:
         raise InputError(f"no document has more than {_CUE_WORDS + _CONTINUED_WORDS} words; give --questions")
@@ -247,7 +248,7 @@ def _write(
     from pictool.engines import engine_of
 
     rng, seen = random.Random(f"tune write {seed}"), set[str]()
-    sizes = [len(model.encode(text)) for text in texts]
+    sizes = [len(model.encode(text + model.separator)) for text in texts]
     engine, full = engine_of(model)(model, store), make_policy(BASELINE)
     for number in range(count):
         on_progress(number, count)

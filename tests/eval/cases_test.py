@@ -25,7 +25,7 @@ def test_consecutive_cases_with_equal_documents_make_a_group() -> None:
 def test_a_question_is_asked_as_its_case_says() -> None:
     (first, second), third, _ = (group.cases for group in group_cases(model(), CASES, SpecOptions()).groups)
     assert (first.frame.head.text, first.frame.tail.text) == ("<s>", "Question: Who knows one?\nAnswer:")
-    assert second.frame.head.text == "<s>You are."
+    assert second.frame.head.text == "<s>You are.\n\n"
     assert third[0].frame.tail.text == " Who knows three?!" and third[0].spec.max_new_tokens == 4
 
 
@@ -35,7 +35,7 @@ def test_options_come_before_the_case() -> None:
         assert all(1 <= len(chunk) <= 5 for chunk in group.chunks)
         assert "".join(chunk.text for chunk in group.chunks) == "".join(group.cases[0].case.documents)
         for prepared in group.cases:
-            assert (prepared.frame.head.text, prepared.frame.tail.text) == ("<s>Hey.", f"Q {prepared.case.query}")
+            assert (prepared.frame.head.text, prepared.frame.tail.text) == ("<s>Hey.\n\n", f"Q {prepared.case.query}")
             assert prepared.spec.max_new_tokens == 2
 
 
@@ -52,9 +52,20 @@ def test_tokens_are_those_of_the_prompt() -> None:
     opened = model()
     for group in group_cases(opened, CASES, SpecOptions()).groups:
         for prepared in group.cases:
-            parts: list[str | PromptText] = [prepared.frame.head, *prepared.case.documents, prepared.frame.tail]
+            documents = [part for text in prepared.case.documents for part in (text, "\n")]  # each ends in one
+            tail = PromptText("\n") + prepared.frame.tail
+            parts: list[str | PromptText] = [prepared.frame.head, *documents[:-1], tail]
             counts = [len(opened.encode(part)) for part in parts]
             assert (prepared.num_tokens, prepared.num_context) == (sum(counts), sum(counts[:-1]))
+
+
+def test_pieces_of_one_text_follow_one_another() -> None:
+    opened, texts = model(), [A[:20], A[20:40], A[40:]]
+    prompts = [case("pieces", texts, is_one_text=True), case("documents", texts), case("joined", [A], separator="")]
+    one, several, joined = (group_cases(opened, [each], SpecOptions()).groups[0].cases[0] for each in prompts)
+    length = 1 + sum(len(opened.encode(text)) for text in texts)
+    assert one.num_context == length and several.num_context == length + 2 * len(opened.encode("\n\n"))
+    assert joined.num_tokens == joined.num_context + len(opened.encode(joined.frame.tail))
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_mapreduce_asks_for_summaries_and_then_the_question_over_them(opened: Mo
     prompts = [prompt_of(each) for each in calls.answers]
     asks = ['<s>Write a concise summary of the following:\n\n\n"' + text for text in (A, B, C)]
     assert prompts[:3] == [prompt + '"\n\n\nCONCISE SUMMARY:' for prompt in asks]
-    assert prompts[3] == "<s>You are.one\n\nthreeWho knows?!"
+    assert prompts[3] == "<s>You are.\n\none\n\nthree\n\nWho knows?!"
     assert [spec.max_new_tokens for spec in calls.specs] == [3, 3, 3, 5]
     assert [spec.sampling.stop for spec in calls.specs] == [(), (), (), ("qqq",)]
     assert {spec.policy for spec in calls.specs} == {FULL}
@@ -70,7 +70,7 @@ def test_mapreduce_asks_for_summaries_and_then_the_question_over_them(opened: Mo
 def test_mapreduce_without_a_word_in_any_summary_asks_without_context(opened: Model, store: Store) -> None:
     calls = RecordedCalls(opened, store, a="", b=" \n", c="end")
     measured = MapReduce().answer(opened, calls, make_spec(opened, A, B))
-    assert prompt_of(calls.answers[2]) == "<s>You are.Who knows?!" and measured.text == "end"
+    assert prompt_of(calls.answers[2]) == "<s>You are.\n\nWho knows?!" and measured.text == "end"
 
 
 def test_costs_are_those_of_all_calls(opened: Model, store: Store) -> None:
@@ -102,7 +102,7 @@ def log_probability(opened: Model, given: Answer) -> float:
 def test_maprerank_takes_the_answer_of_highest_probability(opened: Model, store: Store) -> None:
     calls = RecordedCalls(opened, store)
     measured = MapRerank().answer(opened, calls, make_spec(opened, A, B, C))
-    assert [prompt_of(each) for each in calls.answers] == [f"<s>You are.{text}Who knows?!" for text in (A, B, C)]
+    assert [prompt_of(each) for each in calls.answers] == [f"<s>You are.\n\n{text}\nWho knows?!" for text in (A, B, C)]
     by_hand = [log_probability(opened, answer) for answer in calls.answers]
     assert [MeasuredAnswer.from_answer(answer).confidence for answer in calls.answers] == pytest.approx(
         by_hand, abs=1e-4
@@ -129,4 +129,4 @@ def test_no_documents_at_all(opened: Model, store: Store) -> None:
     for method in (MapReduce(), MapRerank()):
         calls = RecordedCalls(opened, store)
         method.answer(opened, calls, make_spec(opened))
-        assert [prompt_of(each) for each in calls.answers] == ["<s>You are.Who knows?!"]
+        assert [prompt_of(each) for each in calls.answers] == ["<s>You are.\n\nWho knows?!"]

@@ -18,12 +18,13 @@ from pictool.api import compile, link
 from pictool.core import Chunk, PromptText, Sampling
 from pictool.errors import ModelError, PicError
 from pictool.eval.algorithms import parse_algorithms
-from pictool.eval.cases import CaseGroup, SpecOptions, group_cases
+from pictool.eval.cases import CaseGroup, PreparedCase, SpecOptions, group_cases
 from pictool.eval.metrics import METRICS
 from pictool.eval.results import CaseResult
 from pictool.eval.runner import GroupTask, Runner, object_store
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
+from pictool.linker.resolve import Part, separated
 from pictool.runtime.decode import generate
 from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
@@ -56,6 +57,12 @@ def rows(opened: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[
     return rows_of(opened, Store(tmp_path_factory.mktemp("store")), *CASES)
 
 
+def documents_and_tail(opened: Model, group: CaseGroup, prepared: PreparedCase) -> tuple[list[Chunk], str]:
+    """What comes after the head of a prompt, with its separators."""
+    parts = separated(opened, [Part(chunk) for chunk in group.chunks], "\n\n")
+    return [part.chunk for part in parts], prepared.frame.tail_after(parts[-1].chunk.text, "\n\n")
+
+
 def links(opened: Model, store: Store, name: str) -> dict[str, Linked]:
     """A case's prompt under every policy, in a store of its own where each chunk is compiled alone."""
     group, prepared = next(
@@ -65,8 +72,9 @@ def links(opened: Model, store: Store, name: str) -> dict[str, Linked]:
     for chunk in (head, *group.chunks):
         compile(opened, store, [chunk])
         compile(opened, store, [chunk], sinks=4)
+    documents, tail = documents_and_tail(opened, group, prepared)
     return {
-        label: link(opened, store, group.chunks, prepared.frame.tail, policy, head=prepared.frame.head)
+        label: link(opened, store, documents, tail, policy, head=prepared.frame.head)
         for label, policy in POLICIES.items()
     }
 
@@ -104,8 +112,9 @@ def test_full_answers_as_transformers_does(rows: dict[tuple[str, str], CaseResul
     module = type(opened.module)(opened.config).eval()
     module.load_state_dict(opened.module.state_dict())
     group = groups_of(opened, CASES[3])[0]
-    frame = group.cases[0].frame
-    tokens = [*opened.encode(frame.head), *group.chunks[0].tokens, *opened.encode(frame.tail)]
+    documents, tail = documents_and_tail(opened, group, group.cases[0])
+    tokens = [*opened.encode(group.cases[0].frame.head), *documents[0].tokens, *opened.encode(tail)]
+    assert len(documents) == 1 and tail.startswith("\n")
     ids = torch.tensor([tokens])
     done = reference.eager(module).generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, do_sample=False)
     text = opened.tokenizer.decode(done[0, len(tokens) :], skip_special_tokens=True)
@@ -117,8 +126,8 @@ def test_agreement_is_by_position_over_the_longer_answer(opened: Model, store: S
     by_hand = {}
     for label, policy in POLICIES.items():
         group = groups_of(opened, case("x", [A, B, C], max_new_tokens=9))[0]
-        frame = group.cases[0].frame
-        linked = link(opened, store, group.chunks, frame.tail, policy, head=frame.head)
+        documents, tail = documents_and_tail(opened, group, group.cases[0])
+        linked = link(opened, store, documents, tail, policy, head=group.cases[0].frame.head)
         by_hand[label] = generate(opened, linked.image, 9).tokens
     full = by_hand["full"]
     for label, tokens in by_hand.items():
@@ -133,7 +142,7 @@ def test_what_is_reused_is_read_and_full_reads_nothing(rows: dict[tuple[str, str
     """A token's KV is 2 × 3 layers × 2 heads × 8 dims × 4 bytes."""
     for name in ("one", "two", "three", "four"):
         assert rows[name, "full"].bytes_read == rows[name, "maprerank"].bytes_read == 0
-        assert rows[name, "naive"].bytes_read == 384 * rows[name, "naive"].context
+        assert rows[name, "naive"].bytes_read == 384 * (rows[name, "naive"].context - rows[name, "naive"].rows)
         assert rows[name, "full"].rows == rows[name, "full"].context
     assert rows["one", "maprerank"].kl is None and rows["one", "mapreduce:summary_tokens=3"].kl is None
 

@@ -62,7 +62,8 @@ def with_template(plain: Model, template: str) -> Model:
 def test_without_a_chat_template_the_head_is_bos(plain: Model) -> None:
     assert make_frame(plain, "why?").head.text == "<s>"
     assert make_frame(plain, "why?").tail.text == "Question: why?\nAnswer:"
-    assert make_frame(plain, "why?", "You are.").head.text == "<s>You are."
+    assert make_frame(plain, "why?", "You are.").head.text == "<s>You are.\n\n"
+    assert make_frame(plain, "why?", "You are.\n", separator="\n").head.text == "<s>You are.\n"
     assert make_frame(plain, "why?", query_template="Q: {query} A:").tail.text == "Q: why? A:"
 
 

@@ -117,8 +117,8 @@ def test_a_chat_is_rendered_as_one_chat(chat_model: Model, store: Store) -> None
     executor.run(g0(system("S"), plus("d1 ", "d2 ")))
     assert texts == [
         "<s>system: S\n<s>user: U\n<s>assistant: A\n<s>user: V\nassistant:",
-        "<s>system: S\n<s>user: d1 d2 \n\nV\n\nd3 \n<s>assistant: A\n<s>user: W\n\nX\nassistant:",
-        "<s>system: S\n<s>user: d1 d2 \nassistant:",
+        "<s>system: S\n<s>user: d1 \n\nd2 \n\nV\n\nd3 \n<s>assistant: A\n<s>user: W\n\nX\nassistant:",
+        "<s>system: S\n<s>user: d1 \n\nd2 \nassistant:",
     ]
 
 
@@ -139,16 +139,16 @@ def test_spans_are_the_children_of_a_plus() -> None:
 
 
 def test_an_output_is_read_as_it_was_generated(run: Callable[..., Result], model: Model) -> None:
-    layouts: list[Any] = []
+    links: list[Any] = []
     query = g0(system("Judge."), plus(g0("one"), g0("two")), "Which?")
-    result = run(query, on_answer=lambda path, answer: layouts.append(answer.link.layout))
+    result = run(query, on_answer=lambda path, answer: links.append(answer.linked))
     first, second, judge = result.done
     assert [path_text(done.path) for done in result.done] == [
         "g.input.cross[1].plus[0]", "g.input.cross[1].plus[1]", "the query",
     ]  # fmt: skip
-    layout = layouts[-1]
+    layout = links[-1].image.layout
     seam = list(model.encode("\n"))
-    spans = [layout.tokens[start:end].tolist() for start, end in layout.chunks]
+    spans = [layout.tokens[start:end].tolist() for _, (start, end) in links[-1].documents]
     assert [span[: len(done.tokens)] for span, done in zip(spans, (first, second), strict=True)] == [
         list(first.tokens), list(second.tokens),
     ]  # fmt: skip
@@ -383,7 +383,7 @@ def test_a_retrieval_is_prepared_before_the_call(engine: Engine, files: Path) ->
     optimised = executor.optimise(query)
     assert nodes.shape(optimised.after) == "G(⋈(M(+(G¹(F), G¹(F))), +(F, F), U))"
     result = executor.run(optimised.after)
-    assert len(result.done) == 1 and len(result.done[0].spans) == 4
+    assert len(result.done) == 1 and len(result.done[0].spans) == 5  # with the separator
     documents = [files / name for name in ("c.txt", "a.txt")]
     want = engine.answer(Spec("Who asked?", documents, LEGO, max_new_tokens=3))
     got = Executor(lambda name: engine, RunOptions(LEGO, 3, base=files)).run(query)

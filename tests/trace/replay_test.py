@@ -44,6 +44,11 @@ def linked(model: Model, store: Store, documents: Any, policy: str, **more: Any)
     return answer(model, store, Spec("why?", documents, default_policy(policy), max_new_tokens=6, **more))
 
 
+def objects_of(trace: Trace) -> list[TracedChunk]:
+    """The chunks but separators."""
+    return [chunk for chunk in trace.chunks if chunk.key]
+
+
 def through_a_file(one: Answer) -> Trace:
     one.write_trace("link.trace")
     return read_trace(Path("link.trace"))
@@ -77,10 +82,12 @@ def test_a_trace_says_what_was_linked(store: Store, documents: list[str]) -> Non
     one = linked(model, store, documents, "cacheblend")
     trace = through_a_file(one)
     frame = (model.tokenizer.bos_token, "Question: why?\nAnswer:")
-    assert trace.texts == (frame[0], *TEXTS.values(), frame[1])
+    a, b = TEXTS.values()
+    assert trace.texts == (frame[0], a, "\n\n", b, "\n\n" + frame[1])
+    assert (trace.num_documents, trace.sources) == (2, ("head", "a.txt", "separator", "b.txt", "tail"))
     assert "".join(trace.pieces) == "".join(trace.texts)
-    assert [(chunk.source, chunk.sinks) for chunk in trace.chunks] == [("a.txt", 0), ("b.txt", 0)]
-    assert all(store.has(chunk.key) for chunk in trace.chunks)
+    assert [(chunk.source, chunk.sinks) for chunk in objects_of(trace)] == [("a.txt", 0), ("b.txt", 0)]
+    assert all(store.has(chunk.key) for chunk in objects_of(trace))
     assert [token.id for token in trace.generated] == list(one.generated.tokens)
     assert [token.logprob for token in trace.generated] == list(one.generated.logprobs)
     assert "".join(token.text for token in trace.generated) == tiny.tokenizer().decode(one.generated.tokens)
@@ -93,7 +100,7 @@ def test_objects_of_different_sinks_are_linked_again_as_they_were(store: Store, 
     linked(model, store, documents[:1], "legolink-0")
     key = linked(model, store, documents[:1], "legolink-0").trace().chunks[0].key
     mixed = linked(model, store, [key, "b.txt"], "naive").trace()
-    assert [chunk.sinks for chunk in mixed.chunks] == [4, 0]
+    assert [chunk.sinks for chunk in objects_of(mixed)] == [4, 0]
     assert np.array_equal(replay(model, store, mixed, "t").rows, mixed.rows)
 
 
@@ -102,9 +109,9 @@ def test_a_link_of_coded_objects_is_linked_again_from_them(codec: str, store: St
     """Its K, V and logits are those of a link of the numbers that the codec's own decoder gives."""
     model = subject("llama").model
     trace = through_a_file(linked(model, store, documents, "naive", codec=codec))
-    assert [chunk.codec for chunk in trace.chunks] == [codec] * 2
+    assert [chunk.codec for chunk in objects_of(trace)] == [codec] * 2
     decoded = Store("decoded")
-    for chunk in trace.chunks:
+    for chunk in objects_of(trace):
         with store.peek(chunk.key) as file:
             tokens = file.tokens()
             meta = ObjectMeta(model.target.key(tokens, 0, "none"), model.target, len(tokens), 0, "none")
@@ -113,7 +120,7 @@ def test_a_link_of_coded_objects_is_linked_again_from_them(codec: str, store: St
     expected = linked(model, decoded, documents, "naive")
     for gone in (False, True):  # then compiled again, with its codec
         if gone:
-            store.path(trace.chunks[1].key).unlink()
+            store.path(objects_of(trace)[1].key).unlink()
         again = replay(model, store, trace, "t")
         assert again.image.logits is not None and torch.allclose(again.image.logits, expected.logits, atol=1e-5)
         for layer in range(model.geometry.layers):
@@ -127,9 +134,9 @@ def test_codecs_of_different_chunks_and_one_that_is_unknown(store: Store, docume
     model = subject("llama").model
     key = linked(model, store, documents[:1], "naive", codec="int8").trace().chunks[0].key
     mixed = linked(model, store, [key, "b.txt"], "cacheblend").trace()
-    assert [chunk.codec for chunk in mixed.chunks] == ["int8", "none"]
+    assert [chunk.codec for chunk in objects_of(mixed)] == ["int8", "none"]
     assert np.array_equal(replay(model, store, mixed, "t").rows, mixed.rows)
-    other = replace(mixed, chunks=(replace(mixed.chunks[0], codec="int1"), mixed.chunks[1]))
+    other = replace(mixed, chunks=(replace(mixed.chunks[0], codec="int1"), *mixed.chunks[1:]))
     with pytest.raises(TraceError, match=r"t: .* the codec int1, which this pic does not have"):
         replay(model, store, other, "t")
 
@@ -142,7 +149,7 @@ def test_a_trace_that_names_no_codec_is_of_plain_objects(store: Store, documents
 def test_an_object_that_is_gone_is_compiled_again(store: Store, documents: list[str]) -> None:
     model = subject("llama").model
     trace = linked(model, store, documents, "naive").trace()
-    store.path(trace.chunks[1].key).unlink()
+    store.path(objects_of(trace)[1].key).unlink()
     compiled: list[Compiled] = []
     replay(model, store, trace, "t", compiled.append)
     assert [done.chunk.source for done in compiled] == ["b.txt"]

@@ -6,6 +6,7 @@ head: "You answer from the documents."      # optional
 documents: [docs/a.txt, docs/b.kvo]         # paths are relative to the script
 query: "Which festival does Gadwick hold?"
 query_template: "Question: {query}\\nAnswer:"   # optional
+separator: "\\n\\n"                           # optional: what is between documents and before the query
 policy: {algo: legolink, k: 16}             # optional; any field of the policy
 max_new_tokens: 32                          # optional
 codec: int8                                 # optional: how the KV of documents given as texts is kept
@@ -30,6 +31,7 @@ from pictool.commands.settings.options import (
     CodecOption,
     FieldsOption,
     HeadOption,
+    SeparatorOption,
     TemplateOption,
     argument,
     option,
@@ -46,7 +48,8 @@ if TYPE_CHECKING:
 
 STDIN = "-"  # as the name of a file, in place of what is read from it
 AUTO = "auto"  # as ratio: what the loading controller chooses
-_KEYS = ("head", "documents", "query", "query_template", "policy", "max_new_tokens", "codec")
+_TEXTS = ("head", "query", "query_template", "separator", "codec")
+_KEYS = ("head", "documents", "query", "query_template", "separator", "policy", "max_new_tokens", "codec")
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class RequestOptions:
     ] = None
     head: HeadOption = None
     query_template: TemplateOption = None
+    separator: SeparatorOption = None
     max_new_tokens: Annotated[
         Optional[int], option("--max-new-tokens", "N", "Generate at most N tokens (64).", ANSWER, min=1)
     ] = None
@@ -122,6 +126,7 @@ class LinkScript:
     documents: tuple[str, ...] = ()
     query: str | None = None
     query_template: str | None = None
+    separator: str | None = None
     algo: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     max_new_tokens: int | None = None
@@ -154,6 +159,7 @@ def make_spec(options: RequestOptions, settings: Settings, script: LinkScript = 
         query_template=text_or_silent(
             "the query template", _first(options.query_template, script.query_template, settings.query_template)
         ),
+        separator=text_or_silent("the separator", _first(options.separator, script.separator, settings.separator)),
         max_new_tokens=_first(options.max_new_tokens, script.max_new_tokens, MAX_NEW_TOKENS),
         sampling=_make_sampling(options),
         sinks=options.sinks,
@@ -330,7 +336,7 @@ def read_script(path: Path) -> LinkScript:
     new_tokens = data.get("max_new_tokens")
     if new_tokens is not None and (type(new_tokens) is not int or new_tokens < 1):
         raise InputError(f"{path}: max_new_tokens must be a whole number above 0")
-    texts = {key: text_or_none(path, key, data.get(key)) for key in ("head", "query", "query_template", "codec")}
+    texts = {key: text_or_none(path, key, data.get(key)) for key in _TEXTS}
     if texts["codec"] is not None and texts["codec"] not in codecs():
         raise InputError(f"{path}: codec {texts['codec']!r} must be one of {', '.join(codecs())}")
     return LinkScript(

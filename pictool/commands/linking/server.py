@@ -98,7 +98,8 @@ def _misfit(value: Any, wanted: Any, name: str = "") -> str | None:
 
 def _body(spec: Spec, compare: bool) -> dict[str, Any]:
     said = {
-        "head": spec.head, "query_template": spec.query_template, "sinks": spec.sinks, "chunk_tokens": spec.chunk_tokens
+        "head": spec.head, "query_template": spec.query_template, "separator": spec.separator, "sinks": spec.sinks,
+        "chunk_tokens": spec.chunk_tokens,
     }  # fmt: skip
     sampling = spec.sampling
     return {

@@ -106,6 +106,16 @@ TemplateOption = Annotated[
 ]
 FieldsOption = Annotated[list[str], option("-p", "FIELD=VALUE", "Set a field of the policy; repeatable.", POLICY)]
 
+SeparatorOption = Annotated[
+    Optional[str],
+    option(
+        "--separator",
+        "TEXT",
+        "Text between documents and before the query (PIC_SEPARATOR; a blank line). '' joins them.",
+        PROMPT,
+    ),
+]
+
 # The options that override settings, by the setting; a command names those that it has.
 SETTINGS = {
     "model": Annotated[
@@ -121,6 +131,7 @@ SETTINGS = {
         Optional[str], option("--dtype", "NAME", "auto, float32, bfloat16 or float16 (PIC_DTYPE; auto).", MODEL)
     ],
     "codec": CodecOption,
+    "separator": SeparatorOption,
     "store": Annotated[Optional[str], option("--store", "DIR", "Directory of the store (PIC_STORE; .pic).", STORE)],
     "remote": Annotated[
         Optional[str],

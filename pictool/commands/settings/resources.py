@@ -101,6 +101,8 @@ def open_model(settings: Settings) -> Model:
         model = load_model(settings.model, settings.device, settings.dtype, settings.salt)
         model.on_wait = waiting
     model.on_note = cache(note)  # a text may be read more than once
+    if settings.separator is not None:
+        model.separator = settings.separator
     where = ", ".join(map(str, model.files)) or "in memory"
     opened_s = time.perf_counter() - began
     detail(

@@ -28,7 +28,9 @@ _VARIABLES = {
     "max_size": "PIC_MAX_SIZE", "salt": "PIC_SALT", "salt_file": "PIC_SALT_FILE", "remote": "PIC_REMOTE",
     "algo": "PIC_ALGO", "memory": "PIC_MEMORY", "remote_rate": "PIC_REMOTE_RATE", "server": "PIC_SERVER",
     "server_key": "PIC_SERVER_KEY", "require_signed": "PIC_REQUIRE_SIGNED", "signing_key": "PIC_SIGNING_KEY",
+    "separator": "PIC_SEPARATOR",
 }  # fmt: skip
+_MAY_BE_EMPTY = ("separator",)  # an empty variable is unset, but for these
 _OTHER_VARIABLES = ("PIC_TRUST", "PIC_GPU_LAYERS", "PIC_ROUTER_SECRET", "PIC_ENGINE_ENDS_WITH_PARENT")
 _TRUST = "PIC_TRUST"  # directories whose files are obeyed, whoever's they are
 # Settings that say where texts and secrets go, and whose objects are used.
@@ -57,6 +59,8 @@ class Settings:
         head: the system message of a chat model; for other models text before the documents.
         query_template: the text after the documents; contains `{query}`. By default `Question: {query}`,
             a line break, `Answer:`.
+        separator: the text between documents and before the query, less what is there already; by default a blank
+            line, or what the model's `tokenizer_config.json` says (`document_separator`). An empty text joins them.
         max_size: size limit of the store, as `10G` or `2GiB`; by default none.
         codec: how the KV of documents is stored. `pic eval` and `pic tune` read only the option.
         algo: the policy, as `fixup-10`, of `pic ask`, `pic link`, `pic query` and `pic serve`; by default `legolink`.
@@ -82,6 +86,7 @@ class Settings:
     dtype: str = "auto"
     head: str | None = None
     query_template: str | None = None
+    separator: str | None = None
     max_size: int | None = None
     codec: str = "none"
     algo: str | None = None
@@ -157,7 +162,11 @@ def read_settings() -> Settings:
             strange_file = str(path)
             _require_own(path, [name for name in _STEERING if of_file.get(name)])
     _note_unknown_variables()
-    named = {name: os.environ[key] for name, key in _VARIABLES.items() if os.environ.get(key)}
+    named = {
+        name: os.environ[key]
+        for name, key in _VARIABLES.items()
+        if os.environ.get(key) or (name in _MAY_BE_EMPTY and key in os.environ)
+    }
     origins = {name: str(path) for name in of_file} | {name: _VARIABLES[name] for name in named}
     of_file = with_salt(of_file, f"{path}: salt", "salt_file")
     values: dict[str, Any] = of_file | with_salt(named, _VARIABLES["salt"], _VARIABLES["salt_file"])

@@ -72,7 +72,7 @@ def facts_of(path: Path, trace: Trace) -> dict[str, str]:
         "trace": str(path),
         "model": f"{report['model']} ({trace.target.model[:12]}, {trace.target.dtype}, {report['engine']})",
         "policy": trace.policy,
-        "prompt": f"{tokens['prompt']} tokens: head {tokens['head']}, {len(trace.chunks)} chunks "
+        "prompt": f"{tokens['prompt']} tokens: head {tokens['head']}, {trace.num_documents} chunks "
         f"{tokens['context'] - tokens['head']}, tail {tokens['tail']}",
         "recomputed": f"{tokens['recomputed']:.1f} of {tokens['context']} context tokens per layer",
         "answer": trace.answer,

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 
+_GAP = 1000  # characters between two pieces, at most, if the second is to be found
+
+
 def splitters() -> dict[str, type[Splitter]]:
     """Every splitter by its name. Raises PluginError."""
     return find_classes(__name__, __path__, "pictool.splitters", Splitter)  # type: ignore[type-abstract]
@@ -42,9 +45,17 @@ def make_splitter(spec: str) -> Splitter:
 def split(model: Model, text: str, source: str, splitter: Splitter) -> list[Chunk]:
     """The chunks of a text, which need not join to it: some splitters strip or repeat what is between.
 
+    A chunk `continues` only if it begins where the one before it ends.
+
     Raises:
         InputError: a chunk without tokens or too long for the model, or a package that is not installed.
     """
     pieces = [piece for piece in splitter.pieces(model, text) if piece.strip()]
     names = [f"{source}[{index}]" for index in range(len(pieces))] if len(pieces) > 1 else [source]
-    return [make_chunk(model, piece, name) for piece, name in zip(pieces, names, strict=True)]
+    chunks, end = list[Chunk](), 0  # where the last piece ends in the text
+    for piece, name in zip(pieces, names, strict=True):
+        is_next = text.startswith(piece, end)
+        start = end if is_next else text.find(piece, max(0, end - len(piece)), end + len(piece) + _GAP)
+        chunks.append(make_chunk(model, piece, name, continues=is_next and bool(chunks)))
+        end = end if start < 0 else start + len(piece)
+    return chunks

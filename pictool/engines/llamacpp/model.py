@@ -26,7 +26,7 @@ from pictool.reading import whole
 from pictool.runtime.encoder import Encoder
 from pictool.runtime.fingerprint import WeightFiles
 from pictool.runtime.memory.user_cache import cache_dir
-from pictool.runtime.model import Model
+from pictool.runtime.model import SEPARATOR, Model
 
 if TYPE_CHECKING:
     from pictool.linker.link import Linked, PreparedLink
@@ -61,7 +61,7 @@ class GgufModel(Model):
         """Raises ModelError: a file that is damaged, or cannot be linked; names it."""
         self.name, self._paths, self.dtype, self.salt = name, tuple(files), dtype, salt
         self.device, self.directory, self._module, self._state = "cpu", None, None, None
-        self.on_wait, self.on_note = Model.no_wait, Model.no_note
+        self.on_wait, self.on_note, self.separator = Model.no_wait, Model.no_note, SEPARATOR
         self._gpu_layers = gpu_layers
         self.options = LlamaContextOptions(dtype, gpu_layers != 0)
 

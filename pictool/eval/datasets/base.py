@@ -13,7 +13,7 @@ from pictool.eval.datasets.records import Record, read_records
 
 @dataclass(frozen=True)
 class Case:
-    """A question over documents. The prompt is head + documents + query template, as `make_frame` puts it together.
+    """A question over documents. The prompt is head + documents + query template, as `resolve_prompt` puts it together.
 
     Fields:
         id: stable and unique in its dataset.
@@ -22,6 +22,8 @@ class Case:
         kind: a dataset's own sub-class, for tables by kind.
         head: text before the documents; None: the model's default.
         query_template: contains {query}; None: the model's default.
+        is_one_text: the documents are pieces of one text, with nothing between them.
+        separator: text between documents and before the query, less what is there already; None: the model's.
         metric: the dataset's main metric, a name in `metrics.METRICS`.
         stop: texts that end the answer and are no part of it, as in `Sampling`.
     """
@@ -36,6 +38,8 @@ class Case:
     metric: str = "f1"
     max_new_tokens: int = 32
     stop: tuple[str, ...] = ()
+    is_one_text: bool = False
+    separator: str | None = None
 
 
 @dataclass(frozen=True)

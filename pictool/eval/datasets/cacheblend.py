@@ -41,6 +41,7 @@ class CacheBlend(FileDataset):
             head=HEAD,
             query_template=TEMPLATE,
             stop=("\n",),
+            separator="",
         )
 
 

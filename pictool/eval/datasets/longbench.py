@@ -91,6 +91,7 @@ class LongBench(FileDataset):
             metric=task.metric,
             max_new_tokens=task.max_new_tokens,
             stop=task.stop,
+            separator="",
         )
 
     def _task_name(self, record: Record) -> str:

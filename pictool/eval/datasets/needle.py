@@ -70,6 +70,7 @@ class Needle(Dataset):
                     answers=(self.answer,),
                     kind=f"depth {depth:g}%",
                     metric="contains",
+                    is_one_text=True,
                 )
 
     def _haystack(self) -> list[str]:

@@ -17,27 +17,45 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 PLAIN_QUERY = "Question: {query}\nAnswer:"
-CHAT_QUERY = "\n\n{query}"
+CHAT_QUERY = "{query}"
 _MARK = "\x02documents\x03"
 _renderer = Renderer()
 
 
+def separator_between(before: str, separator: str, after: str = "") -> str:
+    """What a prompt has between a document and what follows: the part of a separator that the two texts lack.
+
+    With a blank line as separator it is `\\n` after a text that ends in one line break, and nothing after one that ends
+    in two.
+    """
+    present = next(n for n in range(len(separator), -1, -1) if before.endswith(separator[:n]))
+    rest = separator[present:]
+    return next(rest[:n] for n in range(len(rest) + 1) if after.startswith(rest[n:]))
+
+
 @dataclass(frozen=True)
 class Frame:
-    """The texts around the documents."""
+    """The texts around the documents. The tail comes after a separator, if there are documents (`tail_after`)."""
 
     head: PromptText
     tail: PromptText
 
+    def tail_after(self, document: str, separator: str) -> PromptText:
+        """The tail with what separates it from the last document's text."""
+        return PromptText(separator_between(document, separator, self.tail.text)) + self.tail
 
-def make_frame(model: Model, query: str, head: str | None = None, query_template: str | None = None) -> Frame:
+
+def make_frame(
+    model: Model, query: str, head: str | None = None, query_template: str | None = None, separator: str | None = None
+) -> Frame:  # fmt: skip
     """The head and tail of a prompt for `query`.
 
     With a chat template, `head` is the system message and the user's message is documents + query. Without one, the
-    head is BOS (if the model has one) and `head`.
+    head is BOS (if the model has one) and `head` with a separator after it.
 
     Args:
         query_template: how the query is put behind the documents; `{query}` stands for it.
+        separator: None: the model's.
 
     Raises:
         InputError: a template without `{query}`, or an empty query.
@@ -53,8 +71,9 @@ def make_frame(model: Model, query: str, head: str | None = None, query_template
     if model.tokenizer.chat_template:
         messages = [*([Message("system", head)] if head else []), Message("user", ask)]
         return _chat_frame(model, messages, len(messages) - 1)
+    apart = separator_between(head, model.separator if separator is None else separator) if head else ""
     quoted = model.encoder.quoted
-    return Frame(PromptText(model.tokenizer.bos_token or "") + quoted(head or ""), quoted(ask))
+    return Frame(PromptText(model.tokenizer.bos_token or "") + quoted((head or "") + apart), quoted(ask))
 
 
 def frame_messages(

@@ -2,13 +2,14 @@
 
 Texts are tokenized as they are between objects, each on its own (docs/design.md §2, rule 1). A chat is rendered by the
 model's template with marks in the places of its objects; without a template it has the plain form of `pic link`.
+Documents are separated as those of `pic link` are.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import groupby
@@ -20,9 +21,10 @@ import numpy as np
 from pictool.compiler.chunking import encode_within, marker_note
 from pictool.core import PromptText, TokenIds
 from pictool.errors import InputError
-from pictool.runtime.chat.template import PLAIN_QUERY, render_chat
+from pictool.runtime.chat.template import PLAIN_QUERY, render_chat, separator_between
 from pictool.runtime.model import Model
 from pictool.serve.work import (
+    Break,
     ChatPrompt,
     CompiledText,
     MarkedText,
@@ -35,6 +37,7 @@ from pictool.serve.work import (
     TokenizedText,
     UnstoredText,
     WrittenPiece,
+    separated,
 )
 from pictool.store.matches import Match, NearMiss
 
@@ -74,13 +77,14 @@ def lay_out(
     """
     parts, matches, sources, at = list[TokenIds](), list[Match](), list[str](), 0
     unstored, notes = list[PromptPart](), list[str | None]()
-    for piece in merged(pieces):
+    objects = {piece: open_object(piece) for piece in pieces if isinstance(piece, ObjectReference | MarkedText)}
+    for piece in _without_breaks(model, pieces, objects):
         if isinstance(piece, PromptText | MarkedText):
             notes.append(marker_note(model, piece if isinstance(piece, PromptText) else piece.text, "the prompt"))
         elif type(piece) is TokenizedText and not parts:
             notes.append(_prefix_note(model, piece.ids))
         if isinstance(piece, ObjectReference | MarkedText):
-            key, tokens = open_object(piece)
+            key, tokens = objects[piece]
             found = [Match(key, 0, tokens)] if key and len(tokens) else []
             source = _NUM_SOURCES[type(piece)]
         else:
@@ -104,6 +108,32 @@ def _prefix_note(model: Model, ids: Sequence[int]) -> str | None:
     if ids[: len(encoder.prefix)] == encoder.prefix:
         return None
     return f"the prompt: its token ids begin without {encoder.prefix_text}, which this model's tokenizer puts there"
+
+
+def _without_breaks(
+    model: Model, pieces: Sequence[WrittenPiece], objects: Mapping[ObjectReference | MarkedText, tuple[str, TokenIds]]
+) -> list[PromptText | TokenizedText | ObjectReference | MarkedText]:
+    """The pieces with the text of each break in its place, part of the texts beside it."""
+
+    def text_of(piece: WrittenPiece) -> str:
+        match piece:
+            case PromptText(text) | MarkedText(text):
+                return text
+            case ObjectReference():
+                return str(model.tokenizer.decode(objects[piece][1].tolist()))
+            case TokenizedText(ids):
+                return str(model.tokenizer.decode(list(ids)))
+            case Break():
+                raise AssertionError("breaks follow one another")
+
+    found, listed = list[WrittenPiece](), merged(pieces)
+    for index, piece in enumerate(listed):
+        if isinstance(piece, Break):
+            after = listed[index + 1] if index + 1 < len(listed) else None
+            text = after.text if isinstance(after, PromptText) else ""
+            piece = PromptText(separator_between(text_of(found[-1]), model.separator, text) if found else "")
+        found.append(piece)
+    return [piece for piece in merged(found) if not isinstance(piece, Break)]
 
 
 def _text_tokens(model: Model, piece: PromptText | TokenizedText) -> TokenIds:
@@ -155,7 +185,7 @@ class Marks:
     """Marks in the texts of a chat in the places of its objects, which no message can have, and back."""
 
     def __init__(self) -> None:
-        self._nonce, self._objects = secrets.token_hex(8), list[TokenizedText | ObjectReference | MarkedText]()
+        self._nonce, self._objects = secrets.token_hex(8), list[TokenizedText | ObjectReference | MarkedText | Break]()
 
     def text(self, pieces: Iterable[Piece]) -> str:
         """The texts of pieces, with a mark for each object."""
@@ -163,7 +193,7 @@ class Marks:
 
     def messages(self, chat: ChatPrompt) -> list[dict[str, Any]]:
         """The messages of a chat as its template takes them."""
-        return [{"role": turn.role, "content": self.text(turn.pieces), **turn.more} for turn in chat.turns]
+        return [{"role": turn.role, "content": self.text(separated(turn.pieces)), **turn.more} for turn in chat.turns]
 
     def documents(self, chat: ChatPrompt) -> list[dict[str, Any]]:
         """Its documents as its template takes them."""
@@ -218,14 +248,15 @@ def _split(model: Model, chat: ChatPrompt) -> list[WrittenPiece]:
 def _plain(model: Model, chat: ChatPrompt) -> list[WrittenPiece]:
     """A chat in the plain form: BOS, system text, then for each user documents, "Question: …" and "Answer:".
 
-    Of a user's last text, what follows the last empty line is the question, and what precedes it belongs to the
-    documents.
+    All texts are separated. Of a user's last text, what follows the last empty line is the question, and what precedes
+    it belongs to the documents.
     """
     chat = chat.without_documents()
     if chat.tools:
         raise InputError(f"tools: {model.name} has no chat template, so it knows no tools")
     system = [piece for turn in chat.turns if turn.role in ("system", "developer") for piece in turn.pieces]
-    pieces: list[Piece] = [*system]
+    head = separated(system, always=True)
+    pieces: list[Piece] = [*head, *([Break()] if head else [])]
     question: list[Piece] = []
     for turn in chat.turns:
         if turn.role == "user":
@@ -244,22 +275,13 @@ def _plain(model: Model, chat: ChatPrompt) -> list[WrittenPiece]:
 
 
 def _question(question: Sequence[Piece]) -> list[Piece]:
-    *before, last = merged(_with_lines(question)) or [PlainText("")]
+    *before, last = separated(question, always=True) or [PlainText("")]
     if not isinstance(last, PlainText):
         raise InputError("messages: the last part of a user's message must be a text, the question")
     documents, _, ask = last.text.rstrip().rpartition("\n\n")
     if not ask.strip():
         raise InputError("messages: the last one ends without a question")
     template_head, _, template_tail = PLAIN_QUERY.partition("{query}")
-    return [
-        *before,
-        *([PlainText(documents + "\n")] if documents else []),
-        PlainText(template_head + ask + template_tail),
-    ]
-
-
-def _with_lines(question: Sequence[Piece]) -> list[Piece]:
-    """The pieces, with an empty line after each text but the last: texts of messages and parts are apart."""
-    *before, last = question
-    lines = [PlainText(piece.text.rstrip("\n") + "\n\n") if isinstance(piece, PlainText) else piece for piece in before]
-    return [*lines, last]
+    if documents:
+        before += PlainText(documents), Break()
+    return [*before, PlainText(template_head + ask + template_tail)]

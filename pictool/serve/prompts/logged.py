@@ -10,6 +10,7 @@ from pictool.estimate.request_log import Named, Request
 from pictool.estimate.segments import Segment
 from pictool.serve.work import (
     AnswerRequest,
+    Break,
     ChatPrompt,
     MarkedText,
     ObjectReference,
@@ -51,3 +52,5 @@ def _segment(kind: str, piece: Piece) -> Segment | Named:
             return Segment(kind, np.asarray(ids, dtype=np.int32))
         case PlainText(text):
             return Segment(kind, text)
+        case Break():
+            raise AssertionError("a request has none; they come with the layout")

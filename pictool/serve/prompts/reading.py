@@ -41,11 +41,12 @@ from pictool.serve.work import (
     ObjectReference,
     Piece,
     PlainText,
+    ShortText,
     TemplateDocument,
     TokenizedText,
     Turn,
 )
-from pictool.store.leases import Lease
+from pictool.store.leases import Lease, LeasedObject
 
 _ESCAPE, _QUOTE = re.compile(r'\\[bfnrtu"\\/]'), re.compile(r"^[ \t]*>[^\n]*\n[ \t]*>", re.MULTILINE)
 MIN_MARKED = 64  # characters: a shorter text is not worth an object
@@ -222,7 +223,7 @@ def turns_of(
     system, documents = list[Piece](), list[Piece]()
     for cache_id in cache_ids:
         for entry in require_cache(find_cache, cache_id, "cache_ids").objects:
-            (system if entry.role == "system" else documents).append(ObjectReference(entry.key, entry.num_tokens))
+            (system if entry.role == "system" else documents).append(leased_piece(entry))
     if documents:
         last = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=None)
         if last is None:
@@ -233,6 +234,11 @@ def turns_of(
     elif system:
         turns.insert(0, Turn("system", tuple(system)))
     return tuple(turns)
+
+
+def leased_piece(entry: LeasedObject) -> Piece:
+    """An object of a cache as a piece of a prompt."""
+    return ObjectReference(entry.key, entry.num_tokens, entry.continues)
 
 
 def require_cache(find_cache: FindCache, cache_id: str, param: str) -> Lease:
@@ -257,7 +263,7 @@ def _turn(message: ChatMessage, find_cache: FindCache, find_file: FindFile) -> T
         open_texts = []
         if isinstance(part, CachePart):
             objects = require_cache(find_cache, part.cache_id, "messages").objects
-            pieces += [ObjectReference(entry.key, entry.num_tokens) for entry in objects]
+            pieces += map(leased_piece, objects)
         elif isinstance(part, FilePart):
             if part.file.file_id is None:
                 raise ApiError(
@@ -362,7 +368,7 @@ def _is_break(value: object) -> bool:
 
 def _marked(texts: Sequence[str]) -> list[Piece]:
     text = "".join(texts)
-    return [] if not text else [MarkedText(text) if len(text) >= MIN_MARKED else PlainText(text)]
+    return [] if not text else [MarkedText(text) if len(text) >= MIN_MARKED else ShortText(text)]
 
 
 def prompts_of(body: CompletionRequest) -> list[tuple[Piece, ...]]:
@@ -380,7 +386,7 @@ def prompts_of(body: CompletionRequest) -> list[tuple[Piece, ...]]:
 def cached_pieces(find_cache: FindCache, cache_ids: Iterable[str]) -> tuple[Piece, ...]:
     """The objects of caches that come before a prompt."""
     return tuple(
-        ObjectReference(entry.key, entry.num_tokens)
+        leased_piece(entry)
         for cache_id in cache_ids
         for entry in require_cache(find_cache, cache_id, "cache_ids").objects
     )

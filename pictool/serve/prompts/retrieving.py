@@ -50,6 +50,7 @@ class StoredTexts:
     def __init__(self, store: Store, index: ContentIndex, model: Model, num_positions: int) -> None:
         self._store, self._index, self._num_positions = store, index, num_positions
         self._encoder, self._using = type(model.encoder)(deepcopy(model.tokenizer)), threading.Lock()
+        self._separator = model.separator
         self._known: OrderedDict[tuple[str, int], tuple[int, dict[str, int], TextIndex]] = OrderedDict()
 
     def find(
@@ -63,6 +64,7 @@ class StoredTexts:
         with self._using:
             lengths, ranking = self._documents(salt, sinks)
             sizes = [len(self._encoder.encode(text)) + _PER_TEXT for text in texts]
+            apart = len(self._encoder.encode(self._separator))
         room, keys = self._num_positions - max_new_tokens - _MARGIN - sum(sizes), list(lengths)
         allowed = None if wanted.folder is None else self._folder(wanted.folder, salt)
         found = list[tuple[str, float]]()
@@ -70,8 +72,8 @@ class StoredTexts:
             if score <= 0 or len(found) == wanted.k:
                 break
             is_there = (allowed is None or keys[at] in allowed) and self._store.path(keys[at]).exists()
-            if is_there and lengths[keys[at]] <= room:
-                room -= lengths[keys[at]]
+            if is_there and lengths[keys[at]] + apart <= room:
+                room -= lengths[keys[at]] + apart
                 found.append((keys[at], score))
         if not found:
             raise InputError("documents: no stored document that fits has a word of the query; use other words")

@@ -128,7 +128,7 @@ async def _compile_turn(service: Service, tenant: Tenant, turn: Turn, chunk_toke
             raise ApiError(400, "messages: a cache cannot be made of caches; use their ids", param="messages")
         if isinstance(piece, PlainText | MarkedText) and piece.text:
             done = await service.backend.compile(piece.text, tenant, chunk_tokens)
-            objects += [LeasedObject(part.key, part.num_tokens, turn.role) for part in done]
+            objects += [LeasedObject(part.key, part.num_tokens, turn.role, part.continues) for part in done]
     return objects
 
 

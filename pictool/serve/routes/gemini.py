@@ -21,7 +21,7 @@ from pictool.errors import InputError
 from pictool.serve.answers import AnswerCollector, StartedStream, collect, sse, usage_of
 from pictool.serve.bodies import BodyRoute
 from pictool.serve.errors import ApiError, not_found
-from pictool.serve.prompts.reading import linking_of, require_cache
+from pictool.serve.prompts.reading import leased_piece, linking_of, require_cache
 from pictool.serve.routes.caches import compile_turns, expiry, require_lease
 from pictool.serve.routes.openai import POLICY, EventStream
 from pictool.serve.schema import MAX_N, MAX_PARTS, GenerationRequest, Stops
@@ -32,7 +32,6 @@ from pictool.serve.work import (
     ChatPrompt,
     DeltaEvent,
     FinishEvent,
-    ObjectReference,
     Piece,
     PlainText,
     StartEvent,
@@ -254,7 +253,7 @@ def _work(service: Service, tenant: Tenant, model: str, body: GenerateRequest, p
 
 
 def _stored(lease: Lease, *roles: str) -> list[Piece]:
-    return [ObjectReference(entry.key, entry.num_tokens) for entry in lease.objects if entry.role in roles]
+    return [leased_piece(entry) for entry in lease.objects if entry.role in roles]
 
 
 def _turn(content: Content, role: str | None = None) -> Turn:

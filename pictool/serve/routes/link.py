@@ -62,7 +62,7 @@ def _spec_of(body: LinkRequest) -> Spec:
             body.query, [_document(document) for document in body.documents], _policy(body.policy), body.head,
             body.query_template, body.max_new_tokens,
             Sampling(body.temperature, body.top_p, body.seed, tuple(body.stop)), body.sinks, body.chunk_tokens,
-            body.codec,
+            body.codec, separator=body.separator,
         )  # fmt: skip
     except InputError as error:
         raise ApiError(400, str(error)) from error

@@ -54,6 +54,7 @@ _MAX_WINDOW = 1 << 27  # bytes of memory that zstd may take
 _PIECE = 1 << 20  # bytes that are read at once
 _ZSTD_LEVEL = 3
 _COMPILE_AGAIN = "compile its text again"
+_APART = "apart"  # of a member of a list that does not continue the one before it
 
 
 @dataclass(frozen=True)
@@ -311,9 +312,20 @@ def _archive_error(path: Path, why: str) -> InputError:
 # Object lists
 
 
-def write_object_list(path: Path, members: Sequence[str]) -> None:
+@dataclass(frozen=True)
+class ListMember:
+    """An object of a list. One that `continues` follows the one before it in a prompt without a separator."""
+
+    path: Path
+    continues: bool
+
+
+def write_object_list(path: Path, members: Sequence[ListMember]) -> None:
     """Write a list that names its members, object files in the same directory, in order."""
-    data = _encode_list([(name, _member_key(path.parent / name)) for name in members])
+    kinds = [[] if member.continues or not index else [_APART] for index, member in enumerate(members)]
+    data = _encode_list([
+        [member.path.name, _member_key(member.path), *kind] for member, kind in zip(members, kinds, strict=True)
+    ])  # fmt: skip
     with atomic_write(path) as file:
         file.write(data)
 
@@ -323,24 +335,24 @@ def is_object_list(path: Path) -> bool:
     return f'"format": "{LIST_FORMAT}"'.encode() in _read_file(path, 256)
 
 
-def read_object_list(path: Path) -> list[Path]:
-    """The members' paths.
+def read_object_list(path: Path) -> list[ListMember]:
+    """The members, in order.
 
     Raises:
         ObjectError: a damaged list, one that names something outside its directory, or a member that is another object.
     """
     members = _decode_list(path, _read_file(path, _MAX_LIST_BYTES))
-    for name, key in members:
+    for name, key, *_ in members:
         if Path(name).name != name or name in ("", "..") or "\0" in name:
             raise ObjectError(f"{path}: names {name!r}, which is not a file beside the list; {_COMPILE_AGAIN}")
         member = path.parent / name
         if (member_key := _member_key(member)) != key:
             raise ObjectError(f"{member}: holds the object {member_key[:12]}, but {path} {key[:12]}; {_COMPILE_AGAIN}")
-    return [path.parent / name for name, _ in members]
+    return [ListMember(path.parent / name, index > 0 and not kind) for index, (name, _, *kind) in enumerate(members)]
 
 
-def _encode_list(members: Sequence[tuple[str, str]]) -> bytes:
-    """The bytes of a list of (name, key)."""
+def _encode_list(members: Sequence[Sequence[str]]) -> bytes:
+    """The bytes of a list of name and key, and `_APART` of what does not continue the object before it."""
     objects = json.dumps(members)
     checksum = blake3(objects.encode()).hexdigest()
     metadata = {"checksum": checksum, "format": LIST_FORMAT, "objects": objects, "version": LIST_VERSION}
@@ -349,11 +361,14 @@ def _encode_list(members: Sequence[tuple[str, str]]) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _decode_list(path: Path, data: bytes) -> list[tuple[str, str]]:
+def _decode_list(path: Path, data: bytes) -> list[list[str]]:
     """The inverse of `_encode_list`, for the file at `path`."""
     try:
         metadata = json.loads(data[8:])["__metadata__"]
-        version, members = metadata["version"], [(str(name), str(key)) for name, key in json.loads(metadata["objects"])]
+        version, entries = metadata["version"], json.loads(metadata["objects"])
+        members = [[str(name), str(key), *kind] for name, key, *kind in entries]
+        if not all(kind in ([], [_APART]) for _, _, *kind in members):
+            raise ValueError
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ObjectError(f"{path}: the object list is damaged; {_COMPILE_AGAIN}") from error
     if version != LIST_VERSION:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import Compiled, object_key, sink_tokens
 from pictool.core import Chunk, CompileOptions, FixupTable, Layout, PromptText, Sampling
@@ -19,7 +21,7 @@ from pictool.engines.vllm.request import FIELD
 from pictool.engines.vllm.versions import INSTALL, require_version
 from pictool.errors import InputError, ModelError, ObjectError, PicError, StoreError
 from pictool.linker.policies.base import Policy, Prompt
-from pictool.linker.resolve import OnCompile, Part, head_part, resolve_documents
+from pictool.linker.resolve import OnCompile, Part, resolve_prompt
 from pictool.linker.spec import Spec
 from pictool.reading import open_regular
 from pictool.runtime.model import Model
@@ -189,25 +191,28 @@ class VllmEngine(Engine):
         """
         from pictool.linker.link import lay_out
 
-        frame = spec.frame(self.model)
         with ExitStack() as opened:
-            parts = resolve_documents(self.model, self.store, spec, opened)
-            head = head_part(self.model, spec, frame.head)
-            layout = lay_out(self.model, head.chunk, [part.chunk for part in parts], self.model.encode(frame.tail))
+            prompt = resolve_prompt(self.model, self.store, spec, opened)
+            parts, tail = prompt.parts, self.model.encode(prompt.tail)
+            layout = lay_out(self.model, prompt.head.chunk, [part.chunk for part in parts], tail)
             if spec.policy.needs.tables:  # what vLLM compiles has no table
-                texts: tuple[str | PromptText, ...] = (frame.head, *(part.chunk.text for part in parts), frame.tail)
+                texts: tuple[str | PromptText, ...] = (
+                    prompt.head.chunk.text, *(part.chunk.text for part in parts), prompt.tail
+                )  # fmt: skip
                 tables = tuple(self._table(part) for part in parts)
                 spec.policy.select(Prompt(self.model, layout, texts, tables))
-            objects = [*([head] if head.chunk.tokens else []), *parts]
+            objects = prompt.objects
             longest = max([layout.num_tokens, *(len(part.chunk) + part.options.sinks for part in objects)])
             self._start(min(self.model.max_positions, longest + spec.max_new_tokens + 2))
             if spec.policy.needs.objects and parts:
                 self._store_objects(objects, on_compile)
-            names = [(part.chunk.source, part.key(self.model)) for part in parts]
+            names = [(part.chunk.source, part.key(self.model)) for part in parts if not part.is_separator]
             return PreparedPrompt(layout, link_params(self.model, parts, layout, spec.policy), names)
 
     def _table(self, part: Part) -> FixupTable | None:
-        """The table of a part's object; None without one, or if it is still to be compiled."""
+        """The table of a part's object; None without one, or if it is still to be compiled. 0 for a separator."""
+        if part.is_separator:
+            return np.zeros(len(part.chunk), dtype=np.float16)
         if part.file is not None:
             return part.file.fixups()
         try:
@@ -340,8 +345,8 @@ def link_params(model: Model, parts: Sequence[Part], layout: Layout, policy: Pol
     """The `kv_transfer_params` that link a prompt; None if there is nothing to link."""
     if not policy.needs.objects or not parts:
         return None
-    keys = [part.key(model) for part in parts]
-    chunks = [{"key": key, "start": start} for key, (start, _) in zip(keys, layout.chunks, strict=True)]
+    spans = zip(parts, layout.chunks, strict=True)
+    chunks = [{"key": part.key(model), "start": start} for part, (start, _) in spans if not part.is_separator]
     return {FIELD: {"chunks": chunks, "policy": {"algo": policy.name, **policy.params}}}
 
 

@@ -96,6 +96,7 @@ class BackendSettings:
         kept_bytes: of exact prefixes that are kept on disk, in a directory of the store; 0: none.
         guarantee: what holds for linked answers, or they are exact; None: nothing is guaranteed.
         reuses_parts: whether parts of stored documents are recognised, too.
+        separator: what prompts have between documents; None: what the model has.
     """
 
     policy: Policy
@@ -113,6 +114,7 @@ class BackendSettings:
     num_tenants: int = 1
     guarantee: Guarantee | None = None
     reuses_parts: bool = False
+    separator: str | None = None
 
 
 class TorchBackend(Backend):
@@ -140,6 +142,8 @@ class TorchBackend(Backend):
         self.policy = settings.policy
         self.divergence: dict[str, float] = {}
         self.problem: str | None = None
+        if settings.separator is not None:
+            model.separator = settings.separator
         model.require_policy(settings.policy)
         settings.policy.prepare(model)
         self._tokenizer = model.tokenizer
@@ -204,7 +208,7 @@ class TorchBackend(Backend):
         def work(task: EngineTask, send: Send) -> None:
             options = Spec(policy=self.policy, codec=self._settings.codec).objects_for(self._base)
             for done in ServedEngine(self.engine_of(tenant), task).compile(chunks, options):
-                send(CompiledText(done.key, len(done.chunk), done.is_new))
+                send(CompiledText(done.key, len(done.chunk), done.is_new, done.chunk.continues))
             self._indexing.wake()
 
         return [done async for done in self._in_turn(tenant.name, work)]

@@ -114,6 +114,8 @@ class VllmBackend(Backend):
         self.model, self.context_length = serving.names[0], serving.max_model_len
         self.policy, self._store = serving.settings.policy, serving.open_store()
         _ = serving.target, serving.model.eos_ids
+        if self._options.separator is not None:
+            serving.model.separator = self._options.separator
         self.response_template = getattr(serving.model.tokenizer, "response_template", None)
         most = self._options.active or serving.max_num_seqs
         self.admission = AdmissionControl(self._options.queue, most, self._num_tenants)
@@ -232,7 +234,7 @@ class VllmBackend(Backend):
         async with self.admission.place(tenant.name):
             chunks = await self._in_thread(lambda: make_chunks(engine.model, text, "text", chunk_tokens))
             done = await asyncio.to_thread(engine.compile, chunks, options)
-        return [CompiledText(part.key, len(part.chunk), part.is_new) for part in done]
+        return [CompiledText(part.key, len(part.chunk), part.is_new, part.chunk.continues) for part in done]
 
     async def count(self, prompt: ChatPrompt, tenant: Tenant) -> int:
         prompt_layout, _ = await self.prompt(tenant, prompt, Linking(BASELINE, False))

@@ -24,6 +24,7 @@ class PluginOptions:
             as it batches (`--max-num-seqs`).
         learn: bytes of objects that are compiled from texts which requests repeat, until the server ends.
         leases: bytes of objects that the caches of one tenant hold at most; None: its part of the store's budget.
+        separator: what prompts have between documents; None: what the model has.
     """
 
     keys: str | None = None
@@ -34,6 +35,7 @@ class PluginOptions:
     active: int | None = None
     learn: int = 0
     leases: int | None = None
+    separator: str | None = None
 
 
 def parse_options(value: Mapping[str, Any] | None) -> PluginOptions:
@@ -45,6 +47,7 @@ def parse_options(value: Mapping[str, Any] | None) -> PluginOptions:
     kinds: dict[str, Any] = {
         "keys": (str, type(None)), "ttl": (int, float), "check": str, "check_limit": (int, float), "queue": int,
         "active": (int, type(None)), "learn": int, "leases": (int, type(None)),
+        "separator": (str, type(None)),
     }  # fmt: skip
     given = dict(value or {})
     if unknown := sorted(set(given) - set(kinds)):
