@@ -103,6 +103,7 @@ class Architecture:
         runs_all_experts: whether `transformers` computes a row by all experts and adds up those that were chosen.
         parts: what a layer keeps of every token, from a configuration.
         states: of a hybrid, what its linear layers keep at a cut, from a configuration.
+        rope_needs: fields of the RoPE parameters that its attention reads whatever the type of RoPE.
         norm, rotary: the names of the decoder's last norm and rotary embedding; it has none if that is None.
     """
 
@@ -113,6 +114,7 @@ class Architecture:
     runs_all_experts: bool = False
     parts: Callable[[Any], tuple[KVPart, ...]] = heads_of
     states: Callable[[Any], StateShape] | None = None
+    rope_needs: tuple[str, ...] = ()
     norm: str = "norm"
     rotary: str | None = "rotary_emb"
 
@@ -149,6 +151,7 @@ _PLAIN = Architecture()
 _LATENT = Architecture(parts=latents_of)
 _SCALED = Architecture(embedding_scale="embedding_multiplier")
 _DELTA = Architecture(states=delta_states_of)
+_BY_POSITION = ("llama_4_scaling_beta", "original_max_position_embeddings")  # by which queries are scaled
 
 # By model type. Yi and other Llama descendants have the type "llama".
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -168,7 +171,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "seed_oss": _PLAIN,
     "ernie4_5": _PLAIN,
     "apertus": _PLAIN,
-    "ministral3": _PLAIN,
+    "ministral3": Architecture(rope_needs=_BY_POSITION),
     "starcoder2": _PLAIN,
     "smollm3": Architecture(is_rotated=lambda attention: bool(attention.use_rope)),
     "llama4_text": Architecture(
@@ -188,7 +191,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "deepseek_v2": Architecture(_rotated_by_complex, parts=latents_of),
     "deepseek_v3": _LATENT,
     "glm4_moe_lite": _LATENT,
-    "mistral4": _LATENT,
+    "mistral4": Architecture(parts=latents_of, rope_needs=_BY_POSITION),
     "qwen3_vl_text": _PLAIN,
     "qwen3_vl_moe_text": _PLAIN,
     "qwen3_next": _DELTA,

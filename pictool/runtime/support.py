@@ -191,8 +191,12 @@ def _layer_problems(config: PretrainedConfig) -> Iterator[str]:
 
 
 def _rope_problems(config: PretrainedConfig) -> Iterator[str]:
+    architecture = ARCHITECTURES[config.model_type]
     for parameters in rope_parameters(config):
         kind = parameters["rope_type"]
+        for field in architecture.rope_needs:
+            if not _is_number(parameters.get(field), 0.0):
+                yield _must(field, parameters.get(field), "a number above 0: attention scales queries by it")
         for field in ("rope_theta", *_ROPE_NEEDS.get(kind, ())):
             if parameters.get(field) is None:
                 yield f"RoPE type {kind} needs {field}, which is missing"
@@ -202,10 +206,17 @@ def _rope_problems(config: PretrainedConfig) -> Iterator[str]:
                 yield _must(field, value, "a finite number above 0")
         if (parameters.get("partial_rotary_factor") or 1.0) > 1:
             yield _must("partial_rotary_factor", parameters["partial_rotary_factor"], "at most 1")
+        width = getattr(config, "qk_rope_head_dim", None)
+        if architecture.rotary and width not in (None, _rotated_width(config, parameters)):
+            yield _must("head_dim", config.head_dim, f"such that its rotated part has qk_rope_head_dim ({width})")
         for field in ("short_factor", "long_factor"):
             value = parameters.get(field)
             if value is not None and not (isinstance(value, list) and value and all(_is_number(x, 0.0) for x in value)):
                 yield _must(field, value, "a list of numbers above 0")
+
+
+def _rotated_width(config: PretrainedConfig, parameters: dict[str, Any]) -> int:
+    return int(config.head_dim * (parameters.get("partial_rotary_factor") or 1.0))
 
 
 def _is_size(value: Any) -> bool:

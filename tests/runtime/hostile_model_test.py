@@ -21,6 +21,7 @@ from pictool.errors import ModelError, PicError
 from pictool.linker.policies import make_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import load_model
+from pictool.runtime.support import require_sound
 from pictool.store.store import Store
 
 CASES = 60  # of each model; `python -m pytest` with more takes minutes
@@ -99,6 +100,7 @@ def changed(source: Path, name: str, **changes: Any) -> Path:
     return directory
 
 
+ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "vocabulary": ({"vocab_size": 10**12}, "vocab_size is 1000000000000, but must be a whole number"),
     "embedding": ({"vocab_size": 10**9}, "the weights hold .* numbers, but config.json describes 64"),
@@ -122,6 +124,24 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "RoPE factor": ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": -2}}, "factor is -2"),
     "NaN": ({"rms_norm_eps": float("nan")}, "config.json: cannot be read as JSON .NaN is no number"),
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "field"),
+    [
+        ("mistral4", {"head_dim": 8}, "head_dim"),  # of which 8 / 14 are rotated
+        ("mistral4", {"rope_parameters": ROPE | {"llama_4_scaling_beta": None}}, "llama_4_scaling_beta"),
+        ("ministral3", {"rope_parameters": ROPE}, "llama_4_scaling_beta"),
+        ("deepseek_v3", {"qk_rope_head_dim": 6, "head_dim": 8}, "head_dim"),
+    ],
+)
+def test_what_a_family_s_attention_reads_is_there(name: str, changes: dict[str, Any], field: str) -> None:
+    config = tiny.CONFIGS[name]()
+    require_sound(config, name)
+    for key, value in changes.items():
+        setattr(config, key, value)
+    with pytest.raises(ModelError, match=f"{name}: config.json: {field}"):
+        require_sound(config, name)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

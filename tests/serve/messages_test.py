@@ -109,6 +109,31 @@ def test_events_come_in_their_order(client: anthropic.Anthropic, script: Script)
     assert json.loads(blocks[2]["json"]) == whole[2].input == {"at": "the harbour"}  # type: ignore[union-attr]
 
 
+def nulls_in(value: Any, path: str = "") -> set[str]:
+    """The paths to the nulls in a value."""
+    if isinstance(value, dict):
+        return {found for name, inner in value.items() for found in nulls_in(inner, f"{path}.{name}")}
+    if isinstance(value, list):
+        return {found for inner in value for found in nulls_in(inner, f"{path}[]")}
+    return {path} if value is None else set()
+
+
+def test_fields_without_a_value_are_absent_as_anthropic_s(client: anthropic.Anthropic, script: Script) -> None:
+    """Clients that check the schema refuse `citations: null`. The API has null for how an answer stopped."""
+    text = f"<think>Where?</think>\n\nI look. {CALL}{END}"
+    script.says(text, text)
+    ask: Any = ASK | {"tools": TOOLS, "max_tokens": 200}
+    with httpx.Client(base_url=str(client.base_url), headers={"x-api-key": client.api_key or ""}, timeout=60) as plain:
+        answer = plain.post("/v1/messages", json=ask).json()
+        lines = plain.post("/v1/messages", json=ask | {"stream": True}).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert [block["type"] for block in answer["content"]] == ["thinking", "text", "tool_use"] and len(events) > 9
+    assert nulls_in({name: part for name, part in answer.items() if name != "pic"}) == {".stop_sequence"}
+    shown = [{name: part for name, part in event.items() if name != "pic"} for event in events]
+    allowed = {".message.stop_reason", ".message.stop_sequence", ".delta.stop_sequence"}
+    assert set().union(*map(nulls_in, shown)) == allowed
+
+
 @pytest.mark.parametrize(
     ("text", "more", "reason"),
     [

@@ -394,7 +394,7 @@ def _block(part: DeltaEvent | ReasoningEvent | CallEvent) -> dict[str, Any]:
         return {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
     if isinstance(part, ReasoningEvent):
         return {"type": "thinking", "thinking": "", "signature": ""}
-    return {"type": "text", "text": "", "citations": None}
+    return {"type": "text", "text": ""}
 
 
 def _delta(part: DeltaEvent | ReasoningEvent | CallEvent, whole: bool = False) -> dict[str, Any]:
