@@ -366,14 +366,11 @@ class Engine(ABC):
             return error
 
 
-def compare_answers(
-    answer: Answer, full: Answer, first: tuple[float, bool] | None = None, on_token: Callable[[], None] = lambda: None
-) -> Comparison:
+def compare_answers(answer: Answer, full: Answer, first: tuple[float, bool] | None = None) -> Comparison:
     """How far an answer is from that of full recompute, and how much sooner its first token came.
 
     Args:
         first: `kl` and `same_first_token`, of engines that give no logits.
-        on_token: called after each token of full's answer.
     """
     if first is None:
         is_same = bool(full.logits.argmax() == answer.logits.argmax())
@@ -390,22 +387,17 @@ def compare_answers(
         common_prefix=[*same, False].index(False),
         answer_kl=None
         if answer.link.linked is None or full.link.linked is None
-        else answer_kl(full.linked.image, answer.linked.image, b, on_token),
+        else answer_kl(full.linked.image, answer.linked.image, b),
     )
 
 
-def answer_kl(full: Image, linked: Image, tokens: Sequence[int], on_token: Callable[[], None] = lambda: None) -> float:
-    """KL(full ‖ linked) in nats, summed over the tokens of full's answer; see `forced_logits` for the images.
-
-    Args:
-        on_token: called after each token.
-    """
+def answer_kl(full: Image, linked: Image, tokens: Sequence[int]) -> float:
+    """KL(full ‖ linked) in nats, summed over the tokens of full's answer; see `forced_logits` for the images."""
     from pictool.runtime.decode import forced_logits
 
     total = 0.0
     for exact, own in zip(*(forced_logits(image, tokens) for image in (full, linked)), strict=True):
         total += first_token_kl(exact, own)
-        on_token()
     return total
 
 

@@ -12,7 +12,6 @@ from pictool.core import Chunk, CompileOptions
 from pictool.engines.base import Answer, Engine, Feature, LinkResult
 from pictool.errors import PicError
 from pictool.linker.policies import BASELINE, make_policy
-from pictool.linker.policies.base import Stage, no_stage
 from pictool.linker.spec import Spec
 
 if TYPE_CHECKING:
@@ -58,16 +57,14 @@ class TorchEngine(Engine):
         )  # fmt: skip
 
     def link(
-        self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None, stage: Stage = no_stage,
-        prefixes: bool = True,
-    ) -> LinkResult:  # fmt: skip
-        """See `Engine.link`; `stage` surrounds each stage of the link, and may end it. `prefixes`: as of `link`."""
+        self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None, prefixes: bool = True
+    ) -> LinkResult:
+        """See `Engine.link`. `prefixes`: as of `link`."""
         from pictool.linker.link import link
 
         return _result(
             link(
-                self.model, self.store, spec, stage=stage, on_compile=on_compile, residents=self.residents,
-                prefixes=prefixes,
+                self.model, self.store, spec, on_compile=on_compile, residents=self.residents, prefixes=prefixes
             )
         )  # fmt: skip
 

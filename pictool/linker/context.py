@@ -16,6 +16,7 @@ from pictool.linker.loader import PlacedObject
 from pictool.linker.policies.base import Policy, Prompt, Selection
 from pictool.linker.prefixes import BLOCK
 from pictool.linker.resolve import OnCompile, Part, open_objects
+from pictool.runtime import turns
 from pictool.runtime.memory.image import Image
 from pictool.runtime.memory.pool import PooledImage
 from pictool.runtime.memory.states import LinearState
@@ -336,12 +337,8 @@ class KeptChain(ChainContext):
             return []
         return [part for part in self._open(opened) if part.start >= start]
 
-    def keep_image(self, model: Model, image: PooledImage, checkpoint: Callable[[], None]) -> None:
-        """Store the blocks of a prompt and its answer up to the first that a linked part is in; warns as `keep`.
-
-        Args:
-            checkpoint: called after each block that is written.
-        """
+    def keep_image(self, model: Model, image: PooledImage) -> None:
+        """Store the blocks of a prompt and its answer up to the first that a linked part is in; warns as `keep`."""
         model.require_storable()
         self._identify(model, Layout.of(image.raw_tokens, [], []))
         try:
@@ -352,6 +349,6 @@ class KeptChain(ChainContext):
                 pairs = [tuple(map(to_bytes, image.raw(layer, *self._span(depth)))) for layer in layers]
                 if not self._chain.put(depth, self._chunk(depth, pairs)):
                     return
-                checkpoint()
+                turns.checkpoint()
         except StoreError as error:
             self._store.on_warning(f"a prefix is not kept: {error}")

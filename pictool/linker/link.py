@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -132,11 +132,11 @@ def link(
 
 
 def keep_prefix(
-    model: Model, linked: Linked, residents: ResidentObjects | None, checkpoint: Callable[[], None] = lambda: None
+    model: Model, linked: Linked, residents: ResidentObjects | None
 ) -> None:  # fmt: skip
     """Keep the exact prefix of a prompt and its answer on disk, if the pool keeps prefixes there."""
     if residents is not None and residents.kept is not None and isinstance(linked.image, PooledImage):
-        KeptChain(residents.kept).keep_image(model, linked.image, checkpoint)
+        KeptChain(residents.kept).keep_image(model, linked.image)
 
 
 def start_clock(model: Model, spec: Spec) -> LinkTimer:

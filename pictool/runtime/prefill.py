@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from pictool.core import Layout, StateShape
+from pictool.runtime import turns
 from pictool.runtime.attention import Pack, Rows, Run
 from pictool.runtime.device import is_accelerator
 from pictool.runtime.memory.caches import CapturingCache, LayerKV, StatefulCache
@@ -62,7 +62,10 @@ def prefill_chunks(
     for pack in plan_packs(lengths, 1 if alone else pack_tokens(model)):
         own = [lengths[index] for index in pack]
         tokens = torch.tensor([[token for index in pack for token in (*prefix, *chunks[index])]])
-        layers = _prefill(model.stack, tokens, model.stack.pack_tables(own), Pack(tuple(own)))
+        if own[0] > _PACK_TOKENS and not is_accelerator(model.stack.device):
+            layers = _prefill_long(model.stack, tokens)
+        else:
+            layers = _prefill(model.stack, tokens, model.stack.pack_tables(own), Pack(tuple(own)))
         for index, end in zip(pack, accumulate(own), strict=True):
             rows = slice(end - len(chunks[index]), end)
             yield index, [(key[0, :, rows], value[0, :, rows]) for key, value in layers]
@@ -81,6 +84,19 @@ def _prefill(stack: LayerStack, tokens: Tensor, tables: RotaryTables, runs: tupl
     for layer in range(last):
         hidden = stack.layer(layer, hidden, cache, tables, runs)
     return [*cache.layers, stack.project(last, hidden, tables)]
+
+
+def _prefill_long(stack: LayerStack, tokens: Tensor) -> list[LayerKV]:
+    """The same of one long sequence on a CPU, of each layer some rows at a time, as a link computes them."""
+    image, length = Image(stack, Layout.of((), (), tokens[0].tolist())), tokens.shape[1]
+    image.keep_keys()
+    assert image.fresh_keys is not None
+    rows, hidden, last = Rows.of(torch.arange(length)), stack.embed(tokens), stack.num_layers - 1
+    for layer in range(last):
+        hidden = image.compute(layer, hidden, rows)
+    before = (image.unrotated(layer, key[0], 0, length) for layer, key in enumerate(image.fresh_keys))
+    layers = [(first[None], second[None]) for first, second in before]
+    return [*layers, stack.project(last, hidden, stack.rotary_tables(rows.positions))]
 
 
 _PROBE = 2.0**20  # of the identity: so large that what the tokens add to a state is lost in it, and not the reverse
@@ -105,28 +121,13 @@ def prefill_stateful(stack: LayerStack, tokens: Sequence[int], cut: int) -> tupl
             hidden = [*before, image.compute(layer, *last)]
             continue
         state = image.states.before(layer, cut)
-        with _inputs_of(stack.mixer(layer)) as inputs:
-            hidden = [*before, image.compute(layer, *last)]
+        image.states.inputs = inputs = list[Tensor]()
+        hidden, image.states.inputs = [*before, image.compute(layer, *last)], None
         tail = image.states.before(layer, len(tokens)).tail[0]
         maps.append(_map_of(stack, layer, torch.cat(inputs, 1), state, tail))
     count = len(rows)
     keys = [torch.cat(image.fresh_keys[at : at + count], 2) for at in range(0, count * stack.geometry.layers, count)]
     return [image.unrotated(layer, key[0], 0, len(tokens)) for layer, key in enumerate(keys)], maps
-
-
-@contextmanager
-def _inputs_of(mixer: Any) -> Iterator[list[Tensor]]:
-    """Collect the inputs [1, rows, hidden] that a layer's mixer is called with."""
-    inputs: list[Tensor] = []
-
-    def note(_: Any, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-        inputs.append(args[0] if args else named["hidden_states"])
-
-    hook = mixer.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        yield inputs
-    finally:
-        hook.remove()
 
 
 def _map_of(stack: LayerStack, layer: int, inputs: Tensor, before: LinearState, tail: Tensor) -> StateMap:
@@ -144,6 +145,7 @@ def _map_of(stack: LayerStack, layer: int, inputs: Tensor, before: LinearState, 
     cache = StatefulCache(None, layer, LinearState(before.tail.expand(len(starts), -1, -1), starts))
     mixer = stack.mixer(layer)
     for part in torch.split(inputs, _PACK_TOKENS, 1):
+        turns.checkpoint()
         mixer(part.expand(len(starts), -1, -1), cache_params=cache)
     after = cache.state.recurrent
     assert after is not None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pictool.runtime.architectures import architecture_of, rotary_of
+from pictool.runtime.support import depends_on_length
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +41,7 @@ class Rope:
 
     def __init__(self, decoder: Any) -> None:
         self._embedding = rotary_of(decoder)  # some hybrids rotate nothing
+        self._depends_on_length = depends_on_length(decoder.config)
         self._modeling = sys.modules[type(decoder.layers[0]).__module__]
         architecture = architecture_of(decoder.config)
         self._rotation = architecture.rotation
@@ -61,12 +63,11 @@ class Rope:
         The frequencies are those of a prompt that ends at the last of the positions: dynamic and long RoPE depend on
         that, and on no earlier call.
         """
-        self._forget(positions, like)
-        return self.next_tables(positions, like)
-
-    def next_tables(self, positions: Tensor, like: Tensor) -> RotaryTables:
-        """As `tables`, for positions that continue those of the last call (a decoding step)."""
-        return RotaryTables(positions, {kind: self._embed(like, positions, kind) for kind in dict.fromkeys(self.kinds)})
+        kinds = dict.fromkeys(self.kinds)
+        if self._depends_on_length:  # dynamic RoPE keeps the longest length seen, until it sees a prompt of one token
+            for kind in kinds:
+                self._embed(like, positions.new_zeros(1), kind)
+        return RotaryTables(positions, {kind: self._embed(like, positions, kind) for kind in kinds})
 
     def rotate(self, x: Tensor, table: RotaryTable) -> Tensor:
         """Rotate `x` [batch, heads, positions, head_dim] to the table's positions; returns a new tensor."""
@@ -88,10 +89,6 @@ class Rope:
         embedded = self._embedding(like, position_ids=positions[None], **more)
         table = embedded if isinstance(embedded, tuple) else (embedded,)
         return identity_table(table) if kind == UNROTATED else table
-
-    def _forget(self, positions: Tensor, like: Tensor) -> None:
-        """Dynamic RoPE keeps the longest length seen; position 0 resets it (a prompt of one token)."""
-        self.next_tables(positions.new_zeros(1), like)
 
 
 def identity_table(table: RotaryTable) -> RotaryTable:

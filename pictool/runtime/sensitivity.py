@@ -239,7 +239,7 @@ def write_texts(model: Model, count: int, length: int, generator: torch.Generato
     tokens, cache = torch.full((count, 1), first), GrowingCache(stack)
     for position in range(length - 1):
         at = torch.tensor([position], device=stack.device)
-        cache.tables = stack.next_rotary_tables(at) if position else stack.rotary_tables(at)
+        cache.tables = stack.rotary_tables(at)
         hidden = stack.embed(tokens[:, -1:].to(stack.device))
         hidden = stack.layers(hidden, cache, cache.tables, (Run(0, position, position + 1),))
         logits = stack.logits(hidden[:, -1]).cpu()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from pictool.runtime import turns
 from pictool.runtime.architectures import (
     architecture_of,
     chunk_of,
@@ -64,10 +66,6 @@ class LayerStack:
     def rotary_tables(self, positions: Tensor) -> RotaryTables:
         """RoPE tables of a prompt's positions, int64 [n] (see `Rope.tables`)."""
         return self._rope.tables(positions, self._like())
-
-    def next_rotary_tables(self, positions: Tensor) -> RotaryTables:
-        """RoPE tables of positions that continue the prompt (see `Rope.next_tables`)."""
-        return self._rope.next_tables(positions, self._like())
 
     def pack_tables(self, lengths: Sequence[int]) -> RotaryTables:
         """RoPE tables of sequences of these lengths, one after the other, each a prompt of its own."""
@@ -125,23 +123,28 @@ class LayerStack:
     ) -> Tensor:
         """Run one decoder layer on rows [batch, rows, hidden]; `tables` are those of the rows' positions.
 
+        Other requests may run before it (`turns.checkpoint`), and none while it runs.
+
         Args:
             on_scores: called with the rows' attention scores (QKᵀ before the softmax), float32 [batch, heads, rows, n];
                 -inf where a row does not see.
         """
         if self.state_index[layer] is not None and not isinstance(cache, StatefulCache):
             self.require_attention()
+        turns.checkpoint()
         table = self._table(tables, layer)
         own = table if cache.takes_rotated else identity_table(table)  # what the layer rotates by
-        out = self._decoder.layers[layer](
-            hidden,
-            attention_mask=None,
-            position_ids=tables.positions[None],
-            position_embeddings=None if not own[0].shape[-1] else own if len(own) > 1 else own[0],
-            past_key_values=CountingCache(cache, tables.positions) if self._counts_cached else cache,
-            use_cache=True,
-            pic=Pass(self._rope, None if cache.takes_rotated else table, runs, on_scores, self._chunks[layer]),
-        )
+        inputs = cache.inputs if isinstance(cache, StatefulCache) else None
+        with nullcontext() if inputs is None else self._noting_inputs(layer, inputs):
+            out = self._decoder.layers[layer](
+                hidden,
+                attention_mask=None,
+                position_ids=tables.positions[None],
+                position_embeddings=None if not own[0].shape[-1] else own if len(own) > 1 else own[0],
+                past_key_values=CountingCache(cache, tables.positions) if self._counts_cached else cache,
+                use_cache=True,
+                pic=Pass(self._rope, None if cache.takes_rotated else table, runs, on_scores, self._chunks[layer]),
+            )
         rows: Tensor = out[0] if isinstance(out, tuple) else out
         return rows
 
@@ -152,6 +155,19 @@ class LayerStack:
     def mixer(self, layer: int) -> Any:
         """The module of a linear layer that reads and writes its state."""
         return mixer_of(self._decoder.layers[layer])
+
+    @contextmanager
+    def _noting_inputs(self, layer: int, inputs: list[Tensor]) -> Iterator[None]:
+        """Add what a linear layer's mixer is called with to `inputs`."""
+
+        def note(_: Any, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+            inputs.append(args[0] if args else named["hidden_states"])
+
+        hook = self.mixer(layer).register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def project(self, layer: int, hidden: Tensor, tables: RotaryTables) -> LayerKV:
         """Un-rotated K and V (or other parts) of rows [batch, rows, hidden] at a layer, which ends once it has them."""

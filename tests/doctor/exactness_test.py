@@ -132,8 +132,8 @@ def stale_buffer(patch: pytest.MonkeyPatch) -> None:
 
 
 def steps_at_the_last_position(patch: pytest.MonkeyPatch) -> None:
-    tables = LayerStack.next_rotary_tables
-    patch.setattr(LayerStack, "next_rotary_tables", lambda self, positions: tables(self, positions - 1))
+    tables = LayerStack.rotary_tables
+    patch.setattr(LayerStack, "rotary_tables", lambda self, at: tables(self, at - 1 if len(at) == 1 else at))
 
 
 def logits_not_finite(patch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_growing_in_any_steps_is_as_in_one_pass(stack: LayerStack, steps: list[i
     cache, start, parts = GrowingCache(stack), 0, []
     for step in steps:
         end = start + step
-        cache.tables = stack.next_rotary_tables(torch.arange(start, end))
+        cache.tables = stack.rotary_tables(torch.arange(start, end))
         parts.append(stack.layers(stack.embed(tokens[:, start:end]), cache, cache.tables, (Run(0, start, end),)))
         start = end
     torch.testing.assert_close(torch.cat(parts, 1), hidden, atol=1e-5, rtol=1e-5)

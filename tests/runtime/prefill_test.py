@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import reference
@@ -8,9 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from subjects import ARCHITECTURES
+from torch import Tensor
 
+from pictool.runtime import prefill
+from pictool.runtime.memory import image
 from pictool.runtime.model import wrap_model
 from pictool.runtime.prefill import plan_packs, prefill_chunks
+from pictool.runtime.stack import LayerStack
 
 
 def random_tokens(lengths: list[int]) -> list[list[int]]:
@@ -44,6 +50,27 @@ def test_packed_equals_one_by_one(architecture: str, sinks: tuple[int, ...], len
             for tensor, want in zip(pair, own, strict=True):
                 assert want.shape[1] == length
                 torch.testing.assert_close(tensor, want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["llama-dynamic", "gemma3", "llama4", "deepseek_v3"])
+def test_a_long_chunk_is_computed_some_rows_at_a_time(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no layer of it keeps others waiting; by the same numbers but for the order of sums."""
+    model, chunks = wrap_model(tiny.random_module(tiny.CONFIGS[architecture]()), tiny.tokenizer()), random_tokens([90])
+    ((_, whole),), most, layer = prefill_chunks(model, chunks, (0, 0)), 0, LayerStack.layer
+
+    def counted(stack: LayerStack, index: int, hidden: Tensor, *rest: Any) -> Tensor:
+        nonlocal most
+        most = max(most, hidden.shape[1] if index < stack.num_layers - 1 else 0)
+        return layer(stack, index, hidden, *rest)
+
+    monkeypatch.setattr(LayerStack, "layer", counted)
+    monkeypatch.setattr(prefill, "_PACK_TOKENS", 16)
+    monkeypatch.setattr(image, "_AT_ONCE", 16)
+    ((_, parts),) = prefill_chunks(model, chunks, (0, 0))
+    assert most == 16
+    for pair, own in zip(parts, whole, strict=True):
+        for tensor, want in zip(pair, own, strict=True):
+            torch.testing.assert_close(tensor, want, atol=1e-5, rtol=1e-5)
 
 
 def test_of_the_last_layer_nothing_but_k_and_v_is_computed() -> None:

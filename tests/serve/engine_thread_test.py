@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from greenlet import greenlet
 
+from pictool.runtime import turns
+from pictool.serve.backends.torch import engine_thread
 from pictool.serve.backends.torch.engine_thread import (
+    QUANTUM_S,
     ClosedError,
     EngineTask,
     EngineThread,
@@ -151,6 +154,86 @@ def test_a_tenant_s_first_task_takes_nobody_s_place_in_a_full_queue(recorder: Re
     assert recorder.ended == {"b": None}
     for entry in (*waiting, *long):
         recorder.turns.cancel(entry)
+
+
+class Computing:
+    """Tasks that compute, by a clock that only computing moves.
+
+    Attributes:
+        done: how many parts of each task are computed.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+        self.done, self.all_ended, self._now = Counter[str](), threading.Semaphore(0), 0.0
+        self.gate = threading.Event()
+        monkeypatch.setattr(engine_thread, "time", self)
+        self.thread = EngineThread(100, most)
+
+    def perf_counter(self) -> float:
+        return self._now
+
+    def submit(self, name: str, num_parts: int, quanta: float, then: Callable[[], None] = lambda: None) -> EngineTask:
+        """Let a task compute parts of so many quanta each, and call `then` at its end."""
+
+        def work(_: EngineTask) -> None:
+            self.gate.wait()
+            for _part in range(num_parts):
+                turns.checkpoint()
+                self._now += quanta * QUANTUM_S
+                self.done[name] += 1
+            then()
+
+        entry = EngineTask(name[0], work, lambda _: self.all_ended.release())
+        self.thread.submit(entry)
+        return entry
+
+    def run(self, count: int) -> None:
+        self.gate.set()
+        for _ in range(count):
+            assert self.all_ended.acquire(timeout=60)
+        self.thread.close()
+
+
+@pytest.mark.parametrize("short", ["b", "a2"], ids=["another's", "the same tenant's"])
+def test_a_short_task_has_its_share_of_the_time_beside_a_long_one(short: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three quanta, while a long one's single parts take two each: it waits for those that begin before it ends."""
+    computing, long_parts = Computing(monkeypatch, most=4), 0
+
+    def note() -> None:
+        nonlocal long_parts
+        long_parts = computing.done["a1"]
+
+    computing.submit("a1", 200, 2.0)
+    computing.submit(short, 30, 0.1, note)
+    computing.run(count=2)
+    assert 1 <= long_parts <= 3 and computing.done["a1"] == 200
+
+
+def test_a_long_task_has_its_share_beside_short_ones_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short task comes as soon as one has ended: the long one is done when they have computed as long as it."""
+    computing, num_short, is_over = Computing(monkeypatch, most=4), 0, threading.Event()
+
+    def come() -> None:
+        nonlocal num_short
+        num_short += 1
+        if not is_over.is_set() and num_short < 1000:
+            computing.submit("b", 10, 0.1, come)
+
+    computing.submit("a", 20, 1.0, is_over.set)
+    computing.submit("b", 10, 0.1, come)
+    computing.gate.set()
+    assert is_over.wait(60)
+    computing.thread.close()
+    assert 10 <= num_short <= 45
+
+
+def test_a_cancelled_task_ends_before_its_turn_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    computing = Computing(monkeypatch, most=1)
+    long = computing.submit("a", 1_000_000, 0.0, lambda: None)
+    computing.thread.cancel(long)
+    computing.gate.set()
+    computing.thread.close()
+    assert computing.done["a"] == 0
 
 
 def begun(tenant: str) -> EngineTask:

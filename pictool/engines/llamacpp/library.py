@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pictool.errors import InputError, ModelError
+from pictool.runtime import turns
 
 INSTALL = "llama.cpp is not installed here; pip install 'pictool[llamacpp]' (docs/guides/laptop-gguf.md)"
 KV_TYPES = {"float32": 0, "float16": 1}  # the ggml types of KV whose keys llama.cpp rotates in place, exactly
@@ -155,6 +156,7 @@ class LlamaContext:
             ModelError: the library refuses.
         """
         for first in range(0, len(tokens), self._num_batch):
+            turns.checkpoint()
             part = tokens[first : first + self._num_batch]
             count, is_last = len(part), first + self._num_batch >= len(tokens)
             self._batch.n_tokens = count

@@ -179,12 +179,17 @@ class CountingCache:
 
 
 class StatefulCache:
-    """Another cache, for a layer that has a state. The layer writes to clones; `state` is the state after it ran."""
+    """Another cache, for a layer that has a state. The layer writes to clones; `state` is the state after it ran.
 
-    def __init__(self, cache: LayerCache | None, layer: int, before: LinearState) -> None:
+    `inputs`, if given, gets what the layer's mixer is called with, [1, rows, hidden].
+    """
+
+    def __init__(
+        self, cache: LayerCache | None, layer: int, before: LinearState, inputs: list[Tensor] | None = None
+    ) -> None:
         from transformers.cache_utils import LinearAttentionLayer
 
-        self._cache, self._layer = cache, LinearAttentionLayer()
+        self._cache, self._layer, self.inputs = cache, LinearAttentionLayer(), inputs
         self.takes_rotated = cache is not None and cache.takes_rotated
         # Theirs has one column more, of the input that the next token's convolution does not read any more.
         self._layer.conv_states[0] = pad(before.tail, (1, 0))

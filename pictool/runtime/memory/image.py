@@ -144,7 +144,8 @@ class Image:
         """Run a linear layer on one run of rows, after the state of all that precedes them."""
         assert self.states is not None
         (run,) = rows.runs
-        cache = StatefulCache(ImageCache(self, tables, rows), layer, self.states.before(layer, run.start))
+        before = self.states.before(layer, run.start)
+        cache = StatefulCache(ImageCache(self, tables, rows), layer, before, self.states.inputs)
         out = self.stack.layer(layer, hidden, cache, tables, rows.bounds)
         self.states.move(layer, run.end, cache.state)
         return out
@@ -213,7 +214,7 @@ class Image:
         self.num_tokens += 1
         self._require_room()
         at = torch.tensor([position], device=self.stack.device)
-        tables, row = self.stack.next_rotary_tables(at), Rows.one(at, position, position + 1)
+        tables, row = self.stack.rotary_tables(at), Rows.one(at, position, position + 1)
         hidden = self.stack.embed(torch.tensor([[token]], device=self.stack.device))
         if self.states is None:
             hidden = self.stack.layers(hidden, ImageCache(self, tables, row), tables, row.bounds, on_scores)

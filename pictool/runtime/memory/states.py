@@ -66,7 +66,11 @@ class StateMap:
 
 
 class ImageStates:
-    """The states of an image's linear layers, each moved over the prompt from left to right: computed, or by a map."""
+    """The states of an image's linear layers, each moved over the prompt from left to right: computed, or by a map.
+
+    Attributes:
+        inputs: gets what the mixers of computed layers are called with, [1, rows, hidden] each; None: is not kept.
+    """
 
     def __init__(self, stack: LayerStack) -> None:
         assert stack.geometry.states is not None
@@ -75,6 +79,7 @@ class ImageStates:
         self._now = dict.fromkeys(layers, (0, zero))  # position, and the state before it
         self._maps: dict[int, list[tuple[int, StateMap]]] = {layer: [] for layer in layers}
         self._prompt: dict[int, tuple[int, LinearState]] | None = None
+        self.inputs: list[Tensor] | None = None
         self._block, self._borders = 0, dict[int, list[LinearState]]()
 
     def place(self, layer: int, start: int, stored: StateMap) -> None:

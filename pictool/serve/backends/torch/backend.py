@@ -34,7 +34,7 @@ from pictool.runtime.grammar import compiled
 from pictool.runtime.memory.pool import default_pool_bytes
 from pictool.serve.admission import AdmissionControl
 from pictool.serve.backends.query import ServedQuery
-from pictool.serve.backends.torch.engine_thread import ClosedError, EngineTask, EngineThread, QueueFullError, stage_of
+from pictool.serve.backends.torch.engine_thread import ClosedError, EngineTask, EngineThread, QueueFullError
 from pictool.serve.backends.torch.served_engine import ServedEngine, with_chunks
 from pictool.serve.backends.torch.verification import FULL, ChosenAnswer, Verifier
 from pictool.serve.channel import Channel, End, Send, compiled_event
@@ -359,7 +359,7 @@ class TorchBackend(Backend):
     ) -> None:  # fmt: skip
         """Link a prompt and answer it. `more`: why a marked text is computed exactly, and the objects of the others."""
         (lacks, marked), model, policy = more, self.engine_of(work.tenant).model, plan.policy
-        linked, problem = self._link(model, plan, prompt_layout, task, prefixes=not work.linking.verifies)
+        linked, problem = self._link(model, plan, prompt_layout, prefixes=not work.linking.verifies)
         reuse = _reuse_of(linked, prompt_layout, plan, problem)
         nearest = None if prompt_layout.nearest is None else str(prompt_layout.nearest)
         notes = prompt_layout.notes
@@ -389,7 +389,7 @@ class TorchBackend(Backend):
         if work.linking.verifies:
             send(self._verified(model, work, plan, linked, generated_of(first), task))
         else:
-            keep_prefix(model, linked, self._residents, task.checkpoint)
+            keep_prefix(model, linked, self._residents)
 
     def _explained(
         self, reuse: Reuse, linking: Linking, policy: Policy, linked: Linked, prompt_layout: PromptLayout, fails: bool
@@ -448,7 +448,7 @@ class TorchBackend(Backend):
             Answer(text, _result(result), seconds, model, model.engine)
             for text, result in ((generated, linked), (recomputed, full))
         )
-        compared = compare_answers(own, exact, on_token=task.checkpoint).report()
+        compared = compare_answers(own, exact).report()
         return VerificationEvent({name: compared[name] for name in _VERIFIED})
 
     # Texts that requests repeat
@@ -543,12 +543,10 @@ class TorchBackend(Backend):
         return str(self._tokenizer.decode(list(tokens)))
 
     def _link(
-        self, model: Model, plan: LinkPlan, prompt_layout: PromptLayout, task: EngineTask, prefixes: bool
+        self, model: Model, plan: LinkPlan, prompt_layout: PromptLayout, prefixes: bool
     ) -> tuple[Linked, str | None]:
         """Link a prompt. If an object turns out damaged, it is computed exactly, and the reason returned."""
-        linked = partial(
-            link, model, self._store, stage=stage_of(task), residents=self._residents, prefixes=prefixes
-        )  # fmt: skip
+        linked = partial(link, model, self._store, residents=self._residents, prefixes=prefixes)
         try:
             return linked(Spec.planned(plan)), None
         except (ObjectError, StoreError, NotFiniteError) as error:

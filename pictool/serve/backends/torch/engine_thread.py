@@ -1,23 +1,27 @@
-"""The thread that one engine runs on: requests take turns, a step each, and wait in a bounded queue that is fair.
+"""The thread that one engine runs on: requests take turns, and wait in a bounded queue that is fair.
 
-A task is plain code that calls `checkpoint` between two steps. Tasks run in greenlets on one thread, since each thread
-that computes has an OpenMP team of its own (docs/design.md §5).
+A task is plain code that calls `checkpoint` between two steps; within a long step, what computes it lets others run
+after `QUANTUM_S` (`runtime/turns.py`). The next turn is of a task that has computed least. Tasks run in greenlets on
+one thread, since each thread that computes has an OpenMP team of its own (docs/design.md §5).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+import torch
 from greenlet import greenlet
 
-from pictool.linker.policies.base import Stage
+from pictool.runtime.turns import set_checkpoint
 
+QUANTUM_S = 0.05  # a turn ends at the first checkpoint after it; tasks that have computed as long are equals
 _log = logging.getLogger("pictool.serve")
 
 
@@ -35,12 +39,17 @@ class TaskCancelled(BaseException):
 
 @dataclass(eq=False)
 class EngineTask:
-    """Work on the engine's thread. `work` and `on_end`, with the error if there is one, are called there."""
+    """Work on the engine's thread. `work` and `on_end`, with the error if there is one, are called there.
+
+    `busy_s` is for how long it has computed, or as long as others that have their turns when it began.
+    """
 
     tenant: str
     work: Callable[[EngineTask], None]
     on_end: Callable[[BaseException | None], None]
     is_cancelled: bool = False
+    busy_s: float = 0.0
+    _turn_began: float = field(default=0.0, repr=False)
     _running: greenlet | None = field(default=None, repr=False)
     _has_ended_turn: bool = field(default=False, repr=False)
 
@@ -56,19 +65,32 @@ class EngineTask:
                 never refused half-way, and none has the thread to itself.
 
         Raises:
-            Gone: the task has been cancelled, or has lost its place.
+            TaskCancelled: the task has been cancelled, or has lost its place.
         """
         assert self._running is not None
-        self._running.parent.switch(ends_turn)
+        # Modes of torch are the thread's: others run in the default ones, and this task goes on in its own.
+        with torch.inference_mode(False):
+            self._running.parent.switch(ends_turn)
 
     def advance(self) -> bool:
         """Run to the next checkpoint, or to the end; False at the end. Raises what `work` raises."""
         if self._running is None:
-            self._running = greenlet(self.work)
-            self._has_ended_turn = self._running.switch(self) is True
-        else:
+            self._running = greenlet(self._work)
+        self._turn_began = time.perf_counter()
+        try:
             self._has_ended_turn = self._running.switch() is True
+        finally:
+            self.busy_s += time.perf_counter() - self._turn_began
         return not self._running.dead
+
+    def _work(self) -> None:
+        set_checkpoint(self._pause)
+        self.work(self)
+
+    def _pause(self) -> None:
+        """A checkpoint within a computation: the turn ends if it has lasted `QUANTUM_S`, as others cost its caches."""
+        if self.is_cancelled or time.perf_counter() - self._turn_began >= QUANTUM_S:
+            self.checkpoint()
 
     def stop(self) -> None:
         """End the work at its checkpoint, if it has begun and not ended."""
@@ -76,17 +98,6 @@ class EngineTask:
         if running is not None and not running.dead:
             with suppress(TaskCancelled):
                 running.throw(TaskCancelled)
-
-
-def stage_of(task: EngineTask) -> Stage:
-    """Ends a link at its next stage if the task has been cancelled. No other task runs there."""
-
-    def stage(_: str) -> AbstractContextManager[None]:
-        if task.is_cancelled:
-            raise TaskCancelled
-        return nullcontext()
-
-    return stage
 
 
 class OfTenant(Protocol):
@@ -169,6 +180,9 @@ class FairQueue(Generic[W]):
 class EngineThread:
     """A thread that advances up to `most` tasks in turn; the others wait. Ends with `close`.
 
+    Each round advances those that have computed least. One that comes has computed as much as these: it neither waits
+    until the others have ended, nor do they wait for it.
+
     A tenant of which none runs or waits begins one beyond `most`: no other tenant's tasks keep it waiting. A task that
     has begun is also ended on the thread.
     """
@@ -176,6 +190,7 @@ class EngineThread:
     def __init__(self, limit: int, most: int) -> None:
         self._queue, self._most = FairQueue[EngineTask](limit), most
         self._active: list[EngineTask] = []
+        self._least_s = 0.0  # for which an active task has computed, when the last ones came
         self._leaving: list[tuple[EngineTask, BaseException | None]] = []  # had begun, and lost their places
         self._changed, self._is_closing = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name="pic-engine", daemon=True)
@@ -229,7 +244,7 @@ class EngineThread:
     def _run(self) -> None:
         while self._admit():
             self._end_leaving()
-            for task in [*self._active]:
+            for task in self._least_busy():
                 if not self._advance(task):
                     self._active.remove(task)
         with self._changed:
@@ -241,15 +256,23 @@ class EngineThread:
         with self._changed:
             while not (self._is_closing or self._active or len(self._queue) or self._leaving):
                 self._changed.wait()
+            self._least_s = min((task.busy_s for task in self._active), default=self._least_s)
             if len(self._queue):
                 self._rest()
             running = Counter(task.tenant for task in self._active)
             while len(self._queue) and (
                 len(self._active) < self._most or not running[self._queue.next_tenant(running)]
             ):  # fmt: skip
-                self._active.append(self._queue.pop(running))
-                running[self._active[-1].tenant] += 1
+                task = self._queue.pop(running)
+                task.busy_s = max(task.busy_s, self._least_s)
+                self._active.append(task)
+                running[task.tenant] += 1
             return not self._is_closing
+
+    def _least_busy(self) -> list[EngineTask]:
+        """The active tasks that have computed least, and those that have hardly more."""
+        least_s = min((task.busy_s for task in self._active), default=0.0)
+        return [task for task in self._active if task.busy_s <= least_s + QUANTUM_S]
 
     def _rest(self) -> None:
         """Put tasks back whose turns ended: as many of those that wait begin, so the queue's limit holds."""

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 from pictool.compiler.chunking import make_chunks, require_within
 from pictool.compiler.compile import Compiled
 from pictool.core import Chunk, CompileOptions, Text
-from pictool.engines.base import Answer, Comparison, LinkResult, compare_answers
+from pictool.engines.base import Answer, LinkResult
 from pictool.engines.torch import TorchEngine
 from pictool.linker.spec import Document, Spec
-from pictool.serve.backends.torch.engine_thread import EngineTask, stage_of
+from pictool.serve.backends.torch.engine_thread import EngineTask
 
 if TYPE_CHECKING:
-    from pictool.linker.policies.base import Stage
     from pictool.runtime.model import Model
 
 
 class ServedEngine(TorchEngine):
-    """An engine whose steps are a document that is compiled, a link, and a token.
+    """An engine that lets other tasks run after a document that is compiled, a link, and a token.
 
     A document ends a turn of the task, and so does an answer before the next one begins.
 
@@ -46,15 +45,14 @@ class ServedEngine(TorchEngine):
         return super().compile(chunks, options, force=force, probe_model=probe_model, on_done=report)
 
     def link(
-        self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None, stage: Stage | None = None,
-        prefixes: bool = True,
-    ) -> LinkResult:  # fmt: skip
+        self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None, prefixes: bool = True
+    ) -> LinkResult:
         def report(compiled: Compiled) -> None:
             if on_compile is not None:
                 on_compile(compiled)
             self._task.checkpoint(ends_turn=True)
 
-        return super().link(spec, on_compile=report, stage=stage or stage_of(self._task), prefixes=prefixes)
+        return super().link(spec, on_compile=report, prefixes=prefixes)
 
     def run(
         self, spec: Spec, *, on_text: Callable[[str], None] | None = None,
@@ -66,9 +64,6 @@ class ServedEngine(TorchEngine):
         if self._max_tokens is not None:
             spec = replace(spec, max_new_tokens=min(spec.max_new_tokens, self._max_tokens))
         return super().run(spec, on_text=on_text, on_compile=on_compile, wants_logits=wants_logits)
-
-    def compare(self, answer: Answer, full: Answer) -> Comparison:
-        return compare_answers(answer, full, on_token=self._task.checkpoint)
 
     def warm_up(self, spec: Spec, on_compile: Callable[[Compiled], None] | None = None) -> None:
         """The server has answered before."""

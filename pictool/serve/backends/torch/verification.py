@@ -17,7 +17,7 @@ from pictool.linker.plan import LinkPlan, plan_without_objects
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import generate
-from pictool.serve.backends.torch.engine_thread import ClosedError, EngineTask, EngineThread, QueueFullError, stage_of
+from pictool.serve.backends.torch.engine_thread import ClosedError, EngineTask, EngineThread, QueueFullError
 from pictool.serve.work import AnswerRequest
 
 if TYPE_CHECKING:
@@ -64,14 +64,14 @@ class Verifier:
     def _measure(self, chosen: ChosenAnswer, task: EngineTask) -> None:
         """Link the prompt again, and take the KL over full's answer."""
         model, work, tokens = chosen.model, chosen.work, chosen.plan.layout.tokens
-        full = link(model, self._store, Spec.planned(plan_without_objects(FULL, tokens)), stage=stage_of(task))
+        full = link(model, self._store, Spec.planned(plan_without_objects(FULL, tokens)))
         task.checkpoint(ends_turn=True)
         exact = generate(
             model, full.image, chosen.limit, work.sampling, lambda _: task.checkpoint(), work.answer_format
         )
         task.checkpoint(ends_turn=True)
-        linked = link(model, self._store, Spec.planned(chosen.plan), stage=stage_of(task))
-        self._guarantor.verify(chosen.ticket, answer_kl(full.image, linked.image, exact.tokens, task.checkpoint))
+        linked = link(model, self._store, Spec.planned(chosen.plan))
+        self._guarantor.verify(chosen.ticket, answer_kl(full.image, linked.image, exact.tokens))
 
     def _end(self, chosen: ChosenAnswer, error: BaseException | None) -> None:
         """One that lost its place waits again; one that cannot be verified counts as the worst."""
