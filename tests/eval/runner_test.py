@@ -57,7 +57,7 @@ def rows(opened: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[
     return rows_of(opened, Store(tmp_path_factory.mktemp("store")), *CASES)
 
 
-def documents_and_tail(opened: Model, group: CaseGroup, prepared: PreparedCase) -> tuple[list[Chunk], str]:
+def documents_and_tail(opened: Model, group: CaseGroup, prepared: PreparedCase) -> tuple[list[Chunk], PromptText]:
     """What comes after the head of a prompt, with its separators."""
     parts = separated(opened, [Part(chunk) for chunk in group.chunks], "\n\n")
     return [part.chunk for part in parts], prepared.frame.tail_after(parts[-1].chunk.text, "\n\n")

@@ -8,6 +8,7 @@ import os
 import struct
 import tarfile
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from pictool.core import Geometry, Target
 from pictool.errors import ForeignObjectError, InputError, ObjectError, StoreError
 from pictool.store.objects import bundles
 from pictool.store.objects.bundles import (
+    ListMember,
     export_archive,
     import_archive,
     is_object_list,
@@ -297,12 +299,17 @@ def write_member(path: Path, token: int) -> str:
     return meta.key
 
 
+def members(folder: Path, names: Sequence[str] = NAMES) -> list[ListMember]:
+    """Members in a folder: the second one continues the first, a third one is apart."""
+    return [ListMember(folder / name, index == 1) for index, name in enumerate(names)]
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A list with its members beside it."""
     for token, name in enumerate(NAMES):
         write_member(tmp_path / name, token)
-    write_object_list(tmp_path / "book.kvo", NAMES)
+    write_object_list(tmp_path / "book.kvo", members(tmp_path))
     return tmp_path / "book.kvo"
 
 
@@ -318,30 +325,36 @@ def forge(path: Path, objects: object, version: str = "1") -> None:
 
 def test_an_object_list_comes_back(path: Path) -> None:
     assert is_object_list(path)
-    assert read_object_list(path) == [path.parent / name for name in NAMES]
+    assert read_object_list(path) == members(path.parent)
 
 
 def test_a_member_may_stand_twice_and_a_list_be_empty(path: Path) -> None:
-    for members in ([], [NAMES[0], NAMES[0]]):
-        write_object_list(path, members)
-        assert read_object_list(path) == [path.parent / name for name in members]
+    for names in ([], [NAMES[0], NAMES[0]]):
+        write_object_list(path, members(path.parent, names))
+        assert read_object_list(path) == members(path.parent, names)
+
+
+def test_a_list_of_an_earlier_version_has_the_pieces_of_one_text(path: Path) -> None:
+    listed = [[member.path.name, bundles._member_key(member.path)] for member in members(path.parent)]
+    forge(path, listed)
+    assert [member.continues for member in read_object_list(path)] == [False, True, True]
 
 
 def test_a_list_moves_with_its_members(path: Path, tmp_path: Path) -> None:
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     os.chdir(moved)
-    assert read_object_list(Path("book.kvo")) == [Path(name) for name in NAMES]
+    assert read_object_list(Path("book.kvo")) == members(Path())
 
 
 def test_safetensors_reads_a_list(path: Path) -> None:
     with safe_open(path, framework="numpy") as file:
         assert list(file.keys()) == []
-        assert [name for name, _ in json.loads(file.metadata()["objects"])] == NAMES
+        assert [name for name, *_ in json.loads(file.metadata()["objects"])] == NAMES
 
 
 def test_the_same_members_give_the_same_bytes(path: Path) -> None:
     before = path.read_bytes()
-    write_object_list(path, NAMES)
+    write_object_list(path, members(path.parent))
     assert path.read_bytes() == before
 
 
@@ -413,7 +426,7 @@ def test_a_member_that_was_written_over_is_refused(path: Path) -> None:
 
 def test_a_list_in_a_list_is_refused(path: Path) -> None:
     with pytest.raises(ObjectError, match="not an object file"):
-        write_object_list(path.with_name("outer.kvo"), ["book.kvo"])
+        write_object_list(path.with_name("outer.kvo"), members(path.parent, ["book.kvo"]))
     forge(path, [["book.kvo", "a" * 64]])
     with pytest.raises(ObjectError, match="not an object file"):
         read_object_list(path)
@@ -437,4 +450,4 @@ def test_only_the_beginning_of_a_large_file_is_read(path: Path, monkeypatch: pyt
 def test_a_list_that_cannot_be_written_is_one_line(path: Path) -> None:
     (path.parent / "taken").mkdir()
     with pytest.raises(StoreError, match="nothing was changed"):
-        write_object_list(path.parent / "taken", NAMES)
+        write_object_list(path.parent / "taken", members(path.parent))
