@@ -289,6 +289,27 @@ def test_numbers_that_would_not_be_followed_exactly_are_refused(number: float) -
     require_schema(json.dumps({"type": "object", "properties": {"minimum": {"type": "string", "default": number}}}))
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
+        {"type": "number", "minimum": -1.5, "exclusiveMaximum": -1.0},
+        {"type": "number", "minimum": 1, "exclusiveMinimum": True, "maximum": 1.5},
+        {"allOf": [{"type": "number", "exclusiveMinimum": 0}, {"$ref": "#/$defs/a"}], "$defs": {"a": {"maximum": 0.5}}},
+    ],
+)
+def test_an_exclusive_bound_that_would_be_allowed_is_refused(schema: Schema) -> None:
+    with pytest.raises(InputError, match="exclusive"):
+        require_schema(json.dumps(schema))
+
+
+def test_exclusive_bounds_are_followed(model: Model) -> None:
+    for low, high in ((0, 1), (0.1, 0.5), (0, 10)):
+        schema = {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high}
+        require_schema(json.dumps({"properties": {"a": schema, "b": {"type": "number", "maximum": 0.5}}}))
+        assert accepts(model, schema, "0.25") and not any(accepts(model, schema, str(bound)) for bound in (low, high))
+
+
 def test_numbers_up_to_the_bound_are_followed_exactly(model: Model) -> None:
     most = 2**53 - 1
     bounds = {"type": "integer", "minimum": most - 1, "maximum": most}
