@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
-import regex
+import regex  # type: ignore[import-untyped]
 import torch
 
 from pictool.commands.console.errors import reports_errors

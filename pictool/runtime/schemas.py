@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 from pictool.bounded_process import BoundedProcess, ProcessFailure, serve_requests
@@ -230,7 +230,7 @@ def _require_exact(schema: Schema) -> None:
 def _require_exclusive(schemas: Sequence[Schema]) -> None:
     """Refuse an exclusive bound that is whole beside one within 1 of it: llguidance allows the 0 of 0 < x < 0.5."""
     bounds = [bound for schema in schemas for key in _BOUNDS if _is_number(bound := schema.get(key)) and bound % 1]
-    near = {*map(math.floor, bounds), *map(math.ceil, bounds)}
+    near = {round_(bound) for bound in bounds for round_ in (math.floor, math.ceil)}
     for schema in schemas:
         for key in _BOUNDS[2:]:
             plain = key.removeprefix("exclusive").lower()
@@ -239,7 +239,7 @@ def _require_exclusive(schemas: Sequence[Schema]) -> None:
                 raise InputError(f"the schema has {bound} in {key} beside a bound that is within 1 of it; use {plain}")
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

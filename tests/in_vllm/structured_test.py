@@ -11,14 +11,13 @@ from accept_sets import CASES, REFUSED, Case, Schema
 from llguidance import LLMatcher, LLTokenizer
 from vllm.v1.structured_output.backend_guidance import (
     has_guidance_unsupported_json_features,
-    serialize_guidance_grammar,
 )
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
 from xgrammar.testing import _is_grammar_accept_string
 
 from pictool.errors import InputError
-from pictool.runtime.grammar import _grammar
+from pictool.runtime.schemas import grammar_of
 
 BYTES = LLTokenizer("byte")
 IS_0_31 = vllm.__version__.startswith("0.31.")
@@ -43,7 +42,7 @@ def accepted_by_vllm(schema: Schema, text: str) -> bool:
 
 
 def accepted_by_ours(schema: Schema, text: str) -> bool:
-    return followed_by_llguidance(_grammar(json.dumps(schema)), text)
+    return followed_by_llguidance(grammar_of(json.dumps(schema)), text)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: json.dumps(case.schema)[:60])
@@ -59,7 +58,7 @@ def test_the_accept_sets_are_those_of_the_table(case: Case) -> None:
 @pytest.mark.parametrize(("schema", "text"), REFUSED, ids=lambda part: json.dumps(part)[:60])
 def test_what_ours_refuses_vllm_follows_in_part_or_not_at_all(schema: Schema, text: str | None) -> None:
     with pytest.raises(InputError):
-        grammar = _grammar(json.dumps(schema))
+        grammar = grammar_of(json.dumps(schema))
         if problem := LLMatcher.validate_grammar(grammar):
             raise InputError(problem)
     if text is None:

@@ -23,7 +23,14 @@ from pictool.core import AnswerFormat
 from pictool.errors import InputError
 from pictool.runtime.grammar import Grammar
 from pictool.runtime.model import Model
-from pictool.runtime.schemas import MAX_DEPTH, MAX_PATTERN_CHARS, MAX_PATTERNS, MAX_PROPERTIES, require_schema
+from pictool.runtime.schemas import (
+    MAX_DEPTH,
+    MAX_PATTERN_CHARS,
+    MAX_PATTERNS,
+    MAX_PROPERTIES,
+    grammar_of,
+    require_schema,
+)
 from pictool.serve.errors import ApiError
 from pictool.serve.parsed import called
 from pictool.serve.service import Service
@@ -331,11 +338,11 @@ def test_schemas_of_usual_clients_are_followed(model: Model) -> None:
 def test_a_schema_is_compiled_on_no_thread_that_computes_answers(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, compile = set[str](), grammar_module.grammar_of
+    threads = set[str]()
 
     def noted(schema: str) -> str:
         threads.add(threading.current_thread().name)
-        return compile(schema)
+        return grammar_of(schema)
 
     monkeypatch.setattr(grammar_module, "grammar_of", noted)
     schema = CITY | {"title": "never compiled before"}
