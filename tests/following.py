@@ -9,6 +9,7 @@ ended and is not of the schema. A refused schema is an error.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
-import regex
+import regex  # type: ignore[import-untyped]
 import torch
 
 from pictool.commands.console.errors import reports_errors
@@ -29,6 +30,7 @@ from pictool.runtime.model import load_model
 from pictool.runtime.schemas import require_schema
 
 INVALID = 3  # exit code
+_MAX_STEPS = 20_000  # keywords
 _CLOSING = ('"', "}", "]", '"}', "0", "1", '",', "],", "},")  # tokens that an answer ends by
 
 
@@ -70,18 +72,29 @@ def answer(schema: str, draw: random.Random, num_tokens: int) -> tuple[str, bool
 def is_valid(text: str, schema: str) -> bool:
     """Whether a text is JSON of a schema; fractions are compared exactly, as floats are not (0.14 is 14 times 0.01).
 
-    The validator cannot judge a $ref that is within itself with nothing between, and lists where it expects schemas.
+    Nothing is known where the validator knows nothing of the schema, or is not done in some steps (`allOf` of `$ref`).
     """
     value: Any = json.loads(text, parse_float=Decimal)
     read = json.loads(schema, parse_float=Decimal)
-    with suppress(RecursionError, AttributeError):
-        kind = jsonschema.validators.validator_for(read)
-        return bool(jsonschema.validators.extend(kind, {"pattern": _pattern})(read).is_valid(value))
+    kind, steps = jsonschema.validators.validator_for(read), itertools.count()
+
+    def counted(check: Any) -> Any:
+        def step(*arguments: Any) -> Any:
+            if next(steps) > _MAX_STEPS:
+                raise RecursionError
+            return check(*arguments)
+
+        return step
+
+    keywords = {name: counted(check) for name, check in (kind.VALIDATORS | {"pattern": _pattern}).items()}
+    with suppress(RecursionError, AttributeError, jsonschema.SchemaError):
+        kind.check_schema(read)
+        return bool(jsonschema.validators.extend(kind, keywords)(read).is_valid(value))
     return True
 
 
 def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
     """As the validator's own, with Unicode's classes, and given up after a while."""
-    with suppress(TimeoutError):
+    with suppress(TimeoutError, regex.error):
         if isinstance(value, str) and regex.search(pattern, value, timeout=0.5) is None:
             yield jsonschema.ValidationError(pattern)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import resource
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 from pictool.bounded_process import BoundedProcess, ProcessFailure, serve_requests
@@ -28,6 +29,7 @@ MAX_DEPTH = 256  # schemas within each other, those of a $ref included
 MAX_PROPERTIES = 2000  # of all objects together
 MAX_PATTERNS, MAX_PATTERN_CHARS = 500, 1 << 15  # in all
 MAX_NUMBER = 2**53 - 1  # llguidance has floats: of larger whole numbers it takes another (RFC 8259 §6)
+Schema = dict[str, Any]
 LIMIT_S, LIMIT_BYTES = 3.0, 256 << 20  # of one trial
 _STACK = 2 << 20  # bytes, a quarter of what a thread of the server has
 _TRIAL_TOKENS = 32
@@ -43,7 +45,9 @@ _OPTIONS: Any = {
 _OPEN = {*"additionalProperties patternProperties unevaluatedProperties minProperties anyOf oneOf $ref".split()}
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")  # what has schemas by name, and one or a list:
 _INNER = ("items", "prefixItems", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf")
-_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "const", "enum")
+_IN_PLACE = ("allOf", "anyOf", "oneOf", "$ref")  # schemas of the same value
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_NUMBERS = (*_BOUNDS, "multipleOf", "const", "enum")
 _TOO_COMPLEX = "its patterns are too complex, alone or together"
 _PLAIN = {
     "NoExtension": "no value is of it", "Current row has": "too many optional properties or alternatives at one place",
@@ -96,7 +100,8 @@ def grammar_of(schema: str) -> str:
         raise InputError(f"the schema has {len(schema)} characters; {MAX_SCHEMA} at most")
     try:
         read = json.loads(schema)
-        _require_bounds(read)
+        if isinstance(read, dict):
+            _require_bounds(read)
         closed = read if '"allOf"' in schema else _closed(read)
         return str(LLMatcher.grammar_from_json_schema(json.dumps(closed), overrides=_OPTIONS))
     except (ValueError, RecursionError) as error:
@@ -137,9 +142,9 @@ def tokenizer() -> Any:
 # Bounds
 
 
-def _require_bounds(schema: Any) -> None:
+def _require_bounds(schema: Schema) -> None:
     """Refuse a schema that is too deep, has too many parts, or numbers that would not be followed exactly."""
-    parts, heights = dict[int, Any](), dict[int, int]()  # schemas, and how many are within each other there, by id
+    parts, heights = dict[int, Schema](), dict[int, int]()  # schemas, and how many are within each other there, by id
     stack = [(schema, False)]
     while stack:
         part, is_measured = stack.pop()
@@ -160,28 +165,42 @@ def _require_bounds(schema: Any) -> None:
             raise InputError(f"the schema has {count} {what}; {most} at most")
     for part in parts.values():
         _require_exact(part)
+    for group in _groups(parts, schema):
+        _require_exclusive(group)
 
 
-def _within(schema: Any, root: Any) -> Iterator[dict[str, Any]]:
+def _within(schema: Schema, root: Schema, keys: Sequence[str] = (*_MAPS, *_INNER, "$ref")) -> Iterator[Schema]:
     """The schemas in a schema, and that of its $ref."""
-    values = [value for key in _MAPS for value in _named(schema, key).values()]
-    for key in _INNER if isinstance(schema, dict) else ():
+    for key in keys:
         value = schema.get(key)
-        values += value if isinstance(value, list) else [value]
-    if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
-        values.append(_resolved(schema["$ref"], root))
-    return (value for value in values if isinstance(value, dict))
+        if key == "$ref":
+            value = _resolved(value, root) if isinstance(value, str) else None
+        elif isinstance(value, dict) and key in _MAPS:
+            value = [*value.values()]
+        yield from (part for part in (value if isinstance(value, list) else [value]) if isinstance(part, dict))
 
 
-def _named(schema: Any, key: str) -> dict[str, Any]:
-    found = schema.get(key) if isinstance(schema, dict) else None
+def _groups(parts: Mapping[int, Schema], root: Schema) -> list[list[Schema]]:
+    """Schemas that may be of the same value, together."""
+    groups = {name: [part] for name, part in parts.items()}
+    for part in parts.values():
+        for child in _within(part, root, _IN_PLACE):
+            small, large = sorted((groups[id(part)], groups[id(child)]), key=len)
+            if small is not large:
+                large += small
+                groups.update((id(other), large) for other in small)
+    return [*{id(group): group for group in groups.values()}.values()]
+
+
+def _named(schema: Schema, key: str) -> dict[str, Any]:
+    found = schema.get(key)
     return found if isinstance(found, dict) else {}
 
 
-def _resolved(ref: str, root: Any) -> Any:
+def _resolved(ref: str, root: Schema) -> Any:
     """What a JSON pointer within the schema points at; None for another reference, or one to nothing."""
     document, _, pointer = ref.partition("#")
-    found = None if document else root
+    found: Any = None if document else root
     for step in unquote(pointer).split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
         if isinstance(found, list) and step.isdecimal() and len(step) < 7 and int(step) < len(found):
@@ -191,21 +210,37 @@ def _resolved(ref: str, root: Any) -> Any:
     return found
 
 
-def _patterns(schema: Any) -> list[str]:
-    own = schema.get("pattern") if isinstance(schema, dict) else None
+def _patterns(schema: Schema) -> list[str]:
+    own = schema.get("pattern")
     return [*_named(schema, "patternProperties"), *([own] if isinstance(own, str) else [])]
 
 
-def _require_exact(schema: Any) -> None:
+def _require_exact(schema: Schema) -> None:
     """Refuse numbers that llguidance would change."""
-    for key in _NUMBERS if isinstance(schema, dict) else ():
+    for key in _NUMBERS:
         values = [schema.get(key)]
         while values:
             value = values.pop()
             if isinstance(value, list | dict):
                 values += value.values() if isinstance(value, dict) else value
-            elif isinstance(value, int | float) and abs(value) > MAX_NUMBER:
+            elif _is_number(value) and abs(value) > MAX_NUMBER:
                 raise InputError(f"the schema has {str(value)[:40]} in {key}; numbers up to ±{MAX_NUMBER} are followed")
+
+
+def _require_exclusive(schemas: Sequence[Schema]) -> None:
+    """Refuse an exclusive bound that is whole beside one within 1 of it: llguidance allows the 0 of 0 < x < 0.5."""
+    bounds = [bound for schema in schemas for key in _BOUNDS if _is_number(bound := schema.get(key)) and bound % 1]
+    near = {round_(bound) for bound in bounds for round_ in (math.floor, math.ceil)}
+    for schema in schemas:
+        for key in _BOUNDS[2:]:
+            plain = key.removeprefix("exclusive").lower()
+            bound = schema.get(plain) if schema.get(key) is True else schema.get(key)  # so draft 4 says it
+            if _is_number(bound) and bound in near:
+                raise InputError(f"the schema has {bound} in {key} beside a bound that is within 1 of it; use {plain}")
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _closed(schema: Any) -> Any:

@@ -23,7 +23,14 @@ from pictool.core import AnswerFormat
 from pictool.errors import InputError
 from pictool.runtime.grammar import Grammar
 from pictool.runtime.model import Model
-from pictool.runtime.schemas import MAX_DEPTH, MAX_PATTERN_CHARS, MAX_PATTERNS, MAX_PROPERTIES, require_schema
+from pictool.runtime.schemas import (
+    MAX_DEPTH,
+    MAX_PATTERN_CHARS,
+    MAX_PATTERNS,
+    MAX_PROPERTIES,
+    grammar_of,
+    require_schema,
+)
 from pictool.serve.errors import ApiError
 from pictool.serve.parsed import called
 from pictool.serve.service import Service
@@ -289,6 +296,27 @@ def test_numbers_that_would_not_be_followed_exactly_are_refused(number: float) -
     require_schema(json.dumps({"type": "object", "properties": {"minimum": {"type": "string", "default": number}}}))
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
+        {"type": "number", "minimum": -1.5, "exclusiveMaximum": -1.0},
+        {"type": "number", "minimum": 1, "exclusiveMinimum": True, "maximum": 1.5},
+        {"allOf": [{"type": "number", "exclusiveMinimum": 0}, {"$ref": "#/$defs/a"}], "$defs": {"a": {"maximum": 0.5}}},
+    ],
+)
+def test_an_exclusive_bound_that_would_be_allowed_is_refused(schema: Schema) -> None:
+    with pytest.raises(InputError, match="exclusive"):
+        require_schema(json.dumps(schema))
+
+
+def test_exclusive_bounds_are_followed(model: Model) -> None:
+    for low, high in ((0, 1), (0.1, 0.5), (0, 10)):
+        schema = {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high}
+        require_schema(json.dumps({"properties": {"a": schema, "b": {"type": "number", "maximum": 0.5}}}))
+        assert accepts(model, schema, "0.25") and not any(accepts(model, schema, str(bound)) for bound in (low, high))
+
+
 def test_numbers_up_to_the_bound_are_followed_exactly(model: Model) -> None:
     most = 2**53 - 1
     bounds = {"type": "integer", "minimum": most - 1, "maximum": most}
@@ -310,11 +338,11 @@ def test_schemas_of_usual_clients_are_followed(model: Model) -> None:
 def test_a_schema_is_compiled_on_no_thread_that_computes_answers(
     client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, compile = set[str](), grammar_module.grammar_of
+    threads = set[str]()
 
     def noted(schema: str) -> str:
         threads.add(threading.current_thread().name)
-        return compile(schema)
+        return grammar_of(schema)
 
     monkeypatch.setattr(grammar_module, "grammar_of", noted)
     schema = CITY | {"title": "never compiled before"}

@@ -185,8 +185,10 @@ class _Arguments:
 
 
 def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
+    from jsonschema import ValidationError  # type: ignore[import-untyped]
+
     if isinstance(value, str) and not matches(pattern, value):
-        yield _unfit(pattern)
+        yield ValidationError(pattern)
 
 
 def _pattern_properties(validator: Any, schemas: dict[str, Any], value: Any, schema: Any) -> Iterator[Any]:
@@ -200,12 +202,6 @@ def _additional(validator: Any, rest: Any, value: Any, schema: Any) -> Iterator[
     for name in value.keys() - schema.get("properties", {}).keys() if isinstance(value, dict) else ():
         if not any(matches(pattern, name) for pattern in patterns):
             yield from validator.descend(value[name], rest, path=name)
-
-
-def _unfit(keyword: str) -> Any:
-    from jsonschema import ValidationError
-
-    return ValidationError(keyword)
 
 
 def _call(value: Any) -> Part | None:

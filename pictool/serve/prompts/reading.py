@@ -143,12 +143,23 @@ def _require_calls(messages: Sequence[ChatMessage]) -> None:
             raise ApiError(400, problem, param="messages")
 
 
-def format_of(body: ChatRequest, backend: Backend) -> AnswerFormat:
-    """What an answer's text is: parsed, if its calls can be; or JSON. Not for an event loop: it writes a schema.
+def format_of(body: ChatRequest, backend: Backend) -> tuple[AnswerFormat, list[tuple[str, str]]]:
+    """What an answer's text is, and the schemas that must be followed, as JSON, each with the field that has it.
+
+    Not for an event loop: schemas are as large as a body may be.
 
     Raises:
-        ApiError: what is asked for is neither.
+        ApiError: see `_answer_format`.
     """
+    strict = [schema for tool in body.tools or () if (schema := _strict_schema(tool)) is not None]
+    schemas, answer_format = [("tools", json.dumps(schema)) for schema in strict], _answer_format(body, backend)
+    if answer_format.schema is not None:
+        schemas.append(("tool_choice" if answer_format.is_call else "response_format", answer_format.schema))
+    return answer_format, schemas
+
+
+def _answer_format(body: ChatRequest, backend: Backend) -> AnswerFormat:
+    """Parsed, if its calls can be; or JSON. Raises ApiError: what is asked for is neither."""
     forced = _forced_call(body)
     if forced is not None:
         return AnswerFormat(schema=json.dumps(forced), is_call=True)
@@ -166,15 +177,6 @@ def format_of(body: ChatRequest, backend: Backend) -> AnswerFormat:
     if body.tools and body.tool_choice != "none":
         raise ApiError(400, "response_format: has no place for calls; send no tools", param="response_format")
     return AnswerFormat(schema=json.dumps(schema))
-
-
-def schemas_of(body: ChatRequest, answer_format: AnswerFormat) -> list[tuple[str, str]]:
-    """The schemas of a chat that must be followed, as JSON, each with the field that has it."""
-    strict = [schema for tool in body.tools or () if (schema := _strict_schema(tool)) is not None]
-    schemas = [("tools", json.dumps(schema)) for schema in strict]
-    if answer_format.schema is not None:
-        schemas.append(("tool_choice" if answer_format.is_call else "response_format", answer_format.schema))
-    return schemas
 
 
 def _strict_schema(tool: Mapping[str, Any]) -> dict[str, Any] | None:

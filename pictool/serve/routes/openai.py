@@ -24,7 +24,6 @@ from pictool.serve.prompts.reading import (
     prompts_of,
     require_supported,
     sampling_of,
-    schemas_of,
     turns_of,
 )
 from pictool.serve.schema import ChatRequest, CompletionRequest, GenerationRequest
@@ -89,8 +88,8 @@ async def chat_work(service: Service, tenant: Tenant, body: ChatRequest, policy:
     """What a chat completion asks for. Raises ApiError."""
     service.require_model(body.model)
     require_supported(body, service.backend)
-    answer_format = await asyncio.to_thread(format_of, body, service.backend)
-    await service.require_followed(tenant, await asyncio.to_thread(schemas_of, body, answer_format))
+    answer_format, schemas = await asyncio.to_thread(format_of, body, service.backend)
+    await service.require_followed(tenant, schemas)
     find_cache, find_file = service.find_cache(tenant), service.find_file(tenant)
     turns = await asyncio.to_thread(turns_of, body.messages, find_cache, find_file, body.cache_ids or ())
     tools = () if body.tool_choice == "none" else tuple(body.tools or ())
