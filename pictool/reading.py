@@ -185,7 +185,7 @@ def file_state(file: Path | int) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def with_home(name: str | Path) -> Path:
+def with_home(name: str | os.PathLike[str]) -> Path:
     """A path with a user's home directory in place of `~` or `~NAME`; as in shells, one of no user stays as it is."""
     return Path(os.path.expanduser(name))  # noqa: PTH111 (Path.expanduser raises)
 

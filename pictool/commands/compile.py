@@ -63,7 +63,7 @@ class Compilation:
     keep_going: Annotated[
         bool,
         option(
-            "--keep-going", None, "Compile the other files if some cannot be read; the exit code is still 1.", OPTIONS
+            "--keep-going", None, "Compile the other texts if some cannot be read; the exit code is still 1.", OPTIONS
         ),
     ] = False
     force: Annotated[bool, option("--force", None, "Compile again what the store has.")] = False
@@ -181,7 +181,7 @@ def run_compile(
     else:
         compile_files(what, texts, settings, engine, target, depfile, as_json)
     if unreadable:
-        raise InputError(f"{count(len(unreadable), 'file')} left out, as {unreadable[0]}")
+        raise InputError(f"{count(len(unreadable), 'text')} left out, as {unreadable[0]}")
 
 
 def leave_out(unreadable: Sequence[InputError], keeps_going: bool) -> None:
@@ -194,7 +194,7 @@ def leave_out(unreadable: Sequence[InputError], keeps_going: bool) -> None:
 
 def all_of(errors: Sequence[InputError]) -> InputError:
     """One error that names every file."""
-    more = f" ({len(errors)} files; --keep-going compiles the others)" if len(errors) > 1 else ""
+    more = f" ({len(errors)} texts; --keep-going compiles the others)" if len(errors) > 1 else ""
     return InputError("; ".join(map(str, errors)) + more)
 
 
@@ -221,13 +221,16 @@ def read_texts(
     """Names and contents of text files, of stdin (`-`), and of those below directories, in order.
 
     Below a directory, hidden files, links out of it, and files that are not UTF-8 text are skipped; a note names the
-    latter two. The second list has an error for each named file that cannot be read, and each directory without
-    texts.
+    latter two. The second list has an error for each named file and each record that cannot be read, and each directory
+    without texts.
     """
     texts, unreadable = list[tuple[str, str]](), list[InputError]()
     for name in files:
         try:
-            texts += _records_of(name, bulk) if name.endswith(_RECORDS) else _texts_of(name, is_recursive)
+            if name.endswith(_RECORDS):
+                texts += _records_of(name, bulk, unreadable)
+            else:
+                texts += _texts_of(name, is_recursive)
         except InputError as error:
             unreadable.append(error)
     for name, text in texts:
@@ -236,17 +239,19 @@ def read_texts(
     return texts, unreadable
 
 
-def _records_of(name: str, bulk: BulkOptions) -> list[tuple[str, str]]:
-    """The texts of a file with a JSON object in each line, by FILE#NUMBER or id. Raises InputError: the first wrong."""
+def _records_of(name: str, bulk: BulkOptions, unreadable: list[InputError]) -> list[tuple[str, str]]:
+    """The texts of a file with a JSON object in each line, by FILE#NUMBER or id; adds errors. Raises InputError."""
     from pictool.cluster.sources import Columns, SourceFile, read_documents
 
     source = SourceFile(name, str(Path(name).absolute()), 0)
-    texts = list[tuple[str, str]]()
+    texts, num_wrong = list[tuple[str, str]](), len(unreadable)
     for document in read_documents(source, Columns(bulk.text_column or "text", bulk.id_column)):
-        if document.text is None:
-            raise InputError(str(document.error))
-        texts.append((document.id, document.text))
-    if not texts:
+        if document.text:
+            texts.append((document.id, document.text))
+        else:
+            problem = document.error or f"{document.id}: is empty; there is nothing to compile"
+            unreadable.append(InputError(problem if problem.startswith(name) else f"{name}: {problem}"))
+    if not texts and len(unreadable) == num_wrong:
         raise InputError(f"{name}: has no lines; there is nothing to compile")
     return texts
 

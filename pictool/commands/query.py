@@ -34,6 +34,7 @@ from pictool.commands.settings.options import (
     command,
     make_app,
     option,
+    require_64_bits,
 )
 from pictool.commands.settings.resources import open_model, open_store, quiet_libraries
 from pictool.commands.settings.settings import Settings
@@ -91,7 +92,8 @@ class QueryOptions:
     ] = None
     top_p: Annotated[float, option("--top-p", "P", "Nucleus sampling, in calls with a temperature.", ANSWER)] = 1.0
     seed: Annotated[
-        int, option("--seed", "N", "Seed of sampling; each call derives its own.", ANSWER, min=0, max=2**64 - 1)
+        int,
+        option("--seed", "N", "Seed of sampling; each call derives its own.", ANSWER, min=0, callback=require_64_bits),
     ] = 0
     max_tokens: Annotated[
         Optional[int], option("--budget-tokens", "N", "Generate at most N tokens in all calls together.", ANSWER, min=1)

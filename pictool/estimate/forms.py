@@ -476,6 +476,8 @@ def _served(forms: Forms, record: Record) -> list[LoggedPrompt]:
     """What `pic serve --request-log` writes. Lengths are as many bytes as make its tokens at `BYTES_PER_TOKEN`."""
     segments, sizes = [], [int(length) for _, _, blocks in record["segments"] for _, length in blocks]
     scale = BYTES_PER_TOKEN * int(record.get("tokens", 0)) / max(1, sum(sizes)) or 1.0
+    if scale * max(sizes, default=0) >= 1 << 31:
+        raise FormError(f"has tokens that are more than a prompt has: {shown(record['tokens'])}")
     for kind, is_marked, blocks in record["segments"]:
         if kind not in KINDS:
             raise FormError(f"has a segment of no known kind: {shown(kind)}")

@@ -203,6 +203,13 @@ def test_a_segment_of_no_known_kind_is_told_and_not_counted(tmp_path: Path) -> N
         Forms().prompts(record)
 
 
+@pytest.mark.filterwarnings("error")
+def test_tokens_that_no_prompt_has_are_an_error() -> None:
+    record = {"pic_request": 1, "tokens": 1e30, "segments": [["document", False, [["ff", 4]]]]}
+    with pytest.raises(FormError, match="tokens"):
+        Forms().prompts(record)
+
+
 def test_a_pipe_that_nobody_writes_to_is_at_its_end(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "log")
     with pytest.raises(InputError, match="log: "):

@@ -35,6 +35,7 @@ from pictool.commands.settings.options import (
     TemplateOption,
     argument,
     option,
+    require_64_bits,
 )
 from pictool.commands.settings.settings import Settings, read_yaml, text_or_none
 from pictool.errors import InputError
@@ -98,7 +99,7 @@ class RequestOptions:
     top_p: Annotated[
         float, option("--top-p", "P", "Nucleus sampling: the likeliest tokens, up to probability P.", ANSWER)
     ] = 1.0
-    seed: Annotated[int, option("--seed", "N", "Seed of sampling.", ANSWER, min=0, max=2**64 - 1)] = 0
+    seed: Annotated[int, option("--seed", "N", "Seed of sampling.", ANSWER, min=0, callback=require_64_bits)] = 0
     stop: Annotated[list[str], option("--stop", "TEXT", "End the answer at this text; repeatable.", ANSWER)] = field(
         default_factory=list
     )

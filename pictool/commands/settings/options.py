@@ -50,6 +50,13 @@ def option(names: str, metavar: str | None, help: str, heading: str = OPTIONS, *
     return typer.Option(*listed, metavar=metavar, help=help, rich_help_panel=heading, **more)
 
 
+def require_64_bits(value: int) -> int:
+    """A seed, as an option's callback; a bound of typer's own would be in the help, digit by digit."""
+    if value >= 1 << 64:
+        raise typer.BadParameter(f"{value} is not below 2^64")
+    return value
+
+
 def argument(metavar: str, help: str, **more: Any) -> Any:
     more = {"autocompletion": _ARGUMENT_VALUES.get(metavar)} | more
     return typer.Argument(metavar=metavar, help=help, **more)

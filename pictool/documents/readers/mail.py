@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from email.message import EmailMessage
+from email.message import EmailMessage, MIMEPart
 from typing import ClassVar
 
 from pictool.documents.base import MAX_PAGES, Reader, Section, UnreadableError
@@ -53,7 +53,7 @@ class Mail(Reader):
             yield Section(_text(message), f"message {number}" if len(parts) > 1 else "")
 
 
-def _content(body: EmailMessage) -> str:
+def _content(body: MIMEPart) -> str:
     """The text of a part. One in a charset that Python does not know is read as a file whose encoding nobody names."""
     try:
         return str(body.get_content())
