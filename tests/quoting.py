@@ -92,15 +92,16 @@ def controls(model: Model, ids: Sequence[int]) -> Counter[int]:
 def chat_tokens(model: Model, texts: Sequence[str]) -> list[int]:
     """A chat of a server, with a document, and a tool if the model knows some."""
     question, name, *earlier, document = texts
-    turns = (Turn("user", (PlainText(earlier[0]),)), Turn("assistant", (PlainText(earlier[1]),), {"name": name}))
+    turns: tuple[Turn, ...] = (Turn("user", (PlainText(earlier[0]),)), Turn("assistant", (PlainText(earlier[1]),), {"name": name}))
     turns += (Turn("user", (PlainText(question[:4]), PlainText(question[4:]))),)
     tool = {"type": "function", "function": {"name": "f", "description": name, "parameters": {name: [name]}}}
     tools = (tool,) if model.tokenizer.chat_template else ()
     chat = ChatPrompt(turns, tools, (TemplateDocument(PlainText(document), {"title": name}),))
-    return lay_out(model, pieces_of(model, chat), _no_objects, None).tokens.tolist()
+    ids: list[int] = lay_out(model, pieces_of(model, chat), _no_objects, None).tokens.tolist()
+    return ids
 
 
-def _no_objects(_: object) -> tuple[str, object]:
+def _no_objects(_: object) -> Any:
     raise AssertionError("there are none")
 
 

@@ -160,7 +160,9 @@ def test_an_interrupted_pull_leaves_nothing_unchecked(
 
     def second_ends(*args: Any) -> str | None:
         seen.append(args)
-        return honest(*args) if len(seen) < 2 else end()
+        if len(seen) >= 2:
+            end()
+        return honest(*args)
 
     monkeypatch.setattr(recompute, "find_difference", second_ends)
     if child := os.fork():

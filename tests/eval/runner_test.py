@@ -114,7 +114,7 @@ def test_full_answers_as_transformers_does(rows: dict[tuple[str, str], CaseResul
     group = groups_of(opened, CASES[3])[0]
     documents, tail = documents_and_tail(opened, group, group.cases[0])
     tokens = [*opened.encode(group.cases[0].frame.head), *documents[0].tokens, *opened.encode(tail)]
-    assert len(documents) == 1 and tail.startswith("\n")
+    assert len(documents) == 1 and tail.text.startswith("\n")
     ids = torch.tensor([tokens])
     done = reference.eager(module).generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, do_sample=False)
     text = opened.tokenizer.decode(done[0, len(tokens) :], skip_special_tokens=True)

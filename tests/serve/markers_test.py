@@ -63,7 +63,8 @@ def test_a_completion_begins_as_the_tokenizer_begins_texts(marked: Live, bos: Mo
 def test_a_completions_prompt_may_name_control_tokens(bos: Model) -> None:
     def tokens(*pieces: Any) -> list[int]:
         layout = lay_out(bos, pieces_of(bos, RawPrompt(pieces)), lambda piece: ("", piece.ids), None)  # type: ignore
-        return layout.tokens.tolist()
+        ids: list[int] = layout.tokens.tolist()
+        return ids
 
     assert tokens(PlainText("<s>a"), PlainText("</s>")) == [0, *bos.encode("a"), 1]
     assert tokens(PlainText("")) == [0] and tokens(TokenizedText((5, 1)), PlainText("</s>")) == [5, 1, 1]

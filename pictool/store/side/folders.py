@@ -63,7 +63,7 @@ def _read(root: Path) -> list[FolderObject]:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_WAIT_S)) as db:
             if not has_schema(db, _SCHEMA):
                 raise StoreError(f"{path}: is no database of folders; delete it, and run pic sync again")
-            return [FolderObject(*map(_read, row)) for row in db.execute(_SELECT)]
+            return [FolderObject(*map(_name, row)) for row in db.execute(_SELECT)]
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"{path}: cannot be read ({error}); delete it, and run pic sync again") from error
 
@@ -73,7 +73,7 @@ def _stored(name: str) -> str | bytes:
     return name if encodable(name) == name else os.fsencode(name)
 
 
-def _read(value: object) -> str:
+def _name(value: object) -> str:
     return os.fsdecode(value) if isinstance(value, bytes) else str(value)
 
 
@@ -90,7 +90,7 @@ def set_folder(root: Path, folder: str, target: str, key_to_path: Mapping[str, s
 
 def add_compiled(root: Path, key_to_file: Iterable[tuple[str, str]]) -> None:
     """Keep which objects `pic compile` made of which files. Raises StoreError: it cannot be written."""
-    rows = [(_NO_FOLDER, file, key, file) for key, file in key_to_file]
+    rows = [(_NO_FOLDER, _stored(file), key, _stored(file)) for key, file in key_to_file]
     _change(root, lambda db: db.executemany(_ADD, rows))
 
 
