@@ -11,6 +11,7 @@ from accept_sets import CASES, REFUSED, Case, Schema
 from llguidance import LLMatcher, LLTokenizer
 from vllm.v1.structured_output.backend_guidance import (
     has_guidance_unsupported_json_features,
+    serialize_guidance_grammar,
 )
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
