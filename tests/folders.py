@@ -119,10 +119,6 @@ BROKEN: dict[str, tuple[Callable[[], bytes], str]] = {
     "cut.docx": (lambda: word([("A", "b")])[:3000], "is damaged"),
     "cut.xlsx": (lambda: sheet([["a"]])[:3000], "is a damaged archive"),
     "bad.pptx": (lambda: replaced(slides(["a"]), "ppt/presentation.xml", b"<p:x"), "is damaged"),
-    "old.msg": (
-        lambda: b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(512) + "__properties_version1.0".encode("utf-16-le"),
-        "Outlook",
-    ),
     "old.doc": (lambda: b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(512), "is an Office file from before 2007"),
     "empty.txt": (lambda: b"", "is empty"),
     "blank.html": (lambda: b"<html><body><script>x</script></body></html>", "has no text"),

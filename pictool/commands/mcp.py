@@ -157,8 +157,8 @@ def make_server(tools: FolderTools) -> MCPServer:
         def run(*args: Any, **named: Any) -> dict[str, Any]:
             try:
                 with tools.lock:
-                    result: dict[str, Any] = json.loads(to_json(tool(*args, **named)))
-                    return result  # names of files that are not UTF-8 are shown escaped
+                    shown: dict[str, Any] = json.loads(to_json(tool(*args, **named)))  # names that are not UTF-8, too
+                    return shown
             except PicError as error:
                 raise ToolError(visible(str(error))) from error
 

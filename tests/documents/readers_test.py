@@ -108,6 +108,11 @@ def test_a_pdf_that_only_its_owner_may_change_is_read(reader: FileReader) -> Non
     assert places(read(reader, folders.pdf(["Open."], "", "owner"))) == {"p. 1": "Open."}
 
 
+def test_a_message_of_outlook_is_called_so(reader: FileReader) -> None:
+    data = folders.BROKEN["old.doc"][0]() + "__properties_version1.0".encode("utf-16-le")
+    assert "Outlook" in read(reader, data, "a.msg").problem
+
+
 @pytest.mark.parametrize("name", folders.BROKEN)
 def test_what_cannot_be_read_is_named(name: str, reader: FileReader) -> None:
     make, said = folders.BROKEN[name]
