@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import small_tokenizers
 import tiny
@@ -92,7 +93,10 @@ def controls(model: Model, ids: Sequence[int]) -> Counter[int]:
 def chat_tokens(model: Model, texts: Sequence[str]) -> list[int]:
     """A chat of a server, with a document, and a tool if the model knows some."""
     question, name, *earlier, document = texts
-    turns: tuple[Turn, ...] = (Turn("user", (PlainText(earlier[0]),)), Turn("assistant", (PlainText(earlier[1]),), {"name": name}))
+    turns: tuple[Turn, ...] = (
+        Turn("user", (PlainText(earlier[0]),)),
+        Turn("assistant", (PlainText(earlier[1]),), {"name": name}),
+    )
     turns += (Turn("user", (PlainText(question[:4]), PlainText(question[4:]))),)
     tool = {"type": "function", "function": {"name": "f", "description": name, "parameters": {name: [name]}}}
     tools = (tool,) if model.tokenizer.chat_template else ()
