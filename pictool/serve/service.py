@@ -156,7 +156,7 @@ class Service:
     async def require_followed(self, tenant: Tenant, schemas: Iterable[tuple[str, str]]) -> None:
         """Refuse schemas that are not followed here: those of fields, as JSON.
 
-        New ones are tried one at a time, and tenants take turns: however slow those of one are, another waits for one.
+        New ones are tried one at a time, and tenants take turns: however many one has, another waits for two of them.
 
         Raises:
             ApiError: 400, with the field; 429.

@@ -352,7 +352,7 @@ def test_a_schema_is_compiled_on_no_thread_that_computes_answers(
     assert len(done.choices) == 2 and threads and "pic-engine" not in threads
 
 
-def test_a_tenant_waits_for_one_schema_of_anothers(monkeypatch: pytest.MonkeyPatch, speaking: Live) -> None:
+def test_a_tenant_waits_for_two_schemas_of_another(monkeypatch: pytest.MonkeyPatch, speaking: Live) -> None:
     """However many slow ones those are; and for none where its own is known."""
     tried, goes_on = list[str](), threading.Semaphore(0)
 
