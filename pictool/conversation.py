@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pictool.core import Message
+from pictool.core import Chunk, Message
 from pictool.documents.library import Found, Library
 from pictool.engines.base import Answer, Engine
 from pictool.errors import InputError
@@ -15,6 +16,7 @@ from pictool.linker.spec import Spec
 if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
     from pictool.documents.reading import Document
+    from pictool.runtime.model import Model
 
 NUM_PASSAGES = 8
 _MARGIN = 16  # tokens that a chat's frame may have more than its parts alone
@@ -55,6 +57,14 @@ def in_order(found: Sequence[Found]) -> list[Found]:
     return sorted(found, key=lambda one: one.at)
 
 
+def _chunks(model: Model, found: Sequence[Found]) -> Iterator[Chunk]:
+    """The chunks of passages in their order; one that follows on another continues it."""
+    for before, one in pairwise([None, *found]):
+        assert one is not None
+        follows = before is not None and before.at + 1 == one.at and before.passage.source == one.passage.source
+        yield replace(one.passage.chunk(model), continues=follows)
+
+
 class Conversation:
     """Asks a library. A model with a chat template is told the earlier questions and answers; others take each alone.
 
@@ -79,8 +89,7 @@ class Conversation:
         """
         self._forget_oldest()
         model, found = self._engine.model, self._find(question)
-        chunks = [one.passage.chunk(model) for one in in_order(found)]
-        spec = replace(self._with_query(question), documents=chunks)
+        spec = replace(self._with_query(question), documents=[*_chunks(model, in_order(found))])
         answer = self._engine.answer(spec, on_text=on_text, on_compile=on_compile)
         self._messages += [Message("user", question), Message("assistant", answer.text)]
         self._last = found

@@ -132,7 +132,7 @@ def test_with_a_chat_template_system_text_and_tools(chatty: Live, tmp_path: Path
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hello."},
-        {"role": "user", "content": [*parts, {"type": "text", "text": "\n\n" + QUESTION}]},
+        {"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}]},
     ]  # fmt: skip
     spec = Spec(
         documents=[tmp_path / "a.txt", tmp_path / "b.txt"], policy=parse_policy("legolink-4"), max_new_tokens=8,

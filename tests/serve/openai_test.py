@@ -52,8 +52,10 @@ def test_answers_are_those_of_pic_link(live: Live, model: Model, tmp_path: Path,
     if parsed.needs.objects:
         report, head = got["pic"], want.link.layout.starts[1]
         assert report["chunks"] == len(DOCS) and report["source"] == "cache"
-        recomputed = want.link.recomputed - (head if parsed.check_layers(3) == () else 0)
-        assert report["linked_tokens"] + report["recomputed_tokens"] == want.link.layout.num_context - head
+        documents = sum(end - start for _, (start, end) in want.linked.documents)
+        others = want.link.layout.num_context - documents  # the head and what separates the documents
+        recomputed = want.link.recomputed - (others if parsed.check_layers(3) == () else 0)
+        assert report["linked_tokens"] + report["recomputed_tokens"] == documents < want.link.layout.num_context - head
         assert policy == "cacheblend-30" or report["recomputed_tokens"] == pytest.approx(max(0, recomputed), abs=head)
 
 
