@@ -9,6 +9,9 @@ def main() -> None:
     if sys.platform == "win32":  # before what has no Windows form is imported, as file locks
         sys.exit("pic: error: Windows is not supported, as stores need POSIX's locks and permissions; use WSL")
     _open_closed_streams()
+    # Read when torch loads OpenMP. Threads that wait spin else: beside other work that takes three to six times the CPU
+    # seconds, and as much longer; on an idle machine the difference is within the noise.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from pictool.commands.app import run
 
     run()

@@ -56,6 +56,21 @@ def test_closed_streams(arguments: list[str], closed: str, code: int, told: str)
     assert told in done.stderr and done.stderr.count("\n") == bool(told)
 
 
+@pytest.mark.parametrize(("own", "policy"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
+def test_threads_that_wait_do_not_spin_unless_the_user_says_so(own: dict[str, str], policy: str) -> None:
+    """OpenMP reads it once, when torch loads it."""
+    code = """if True:
+        import os, sys
+        import pictool.commands.app as app
+        app.run = lambda: print(os.environ["OMP_WAIT_POLICY"], "torch" in sys.modules)
+        from pictool.commands import main
+        main()
+    """
+    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | own
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.stdout == f"{policy} False\n"
+
+
 def test_inspect_and_store_import_no_torch(objects: Objects) -> None:
     for arguments in (["inspect", str(objects.mine)], ["store", "verify", "--store", str(objects.store)]):
         run_app = f"import sys; from pictool.commands.app import app\ntry: app({arguments!r})"
