@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -313,12 +314,17 @@ def compile_texts(
             chunks, what.options(model, settings.codec, probes), force=what.force, probe_model=measurer,
             on_done=lambda done: advance(*new_work(done)),
         )  # fmt: skip
+    rest = iter(compiled)
+    by_name = [(name, text, [next(rest) for _ in of]) for (name, text), of in zip(texts, by_text, strict=True)]
+    if not model.salt:
+        from pictool.store.side.folders import add_compiled
+
+        add_compiled(store.root, [(one.key, os.path.realpath(name)) for name, _, done in by_name for one in done])
     if surroundings is not None and can_remember:
         from pictool.compiler.recall import RecalledChunk, remember
 
-        rest, known = iter(compiled), {}
-        for (name, text), of_text in zip(texts, by_text, strict=True):
-            done = [next(rest) for _ in of_text]
+        known = {}
+        for name, text, done in by_name:
             known[text] = [RecalledChunk(one.chunk.source.removeprefix(name), len(one.chunk), one.key) for one in done]
         remember(surroundings, known)
     return model, compiled, measurer

@@ -47,7 +47,7 @@ def run_sync(
       pic sync docs --watch
     """
     from pictool.core import CompileOptions
-    from pictool.documents.sync import require_folders
+    from pictool.documents.sync import require_all_read, require_folders
 
     if watch and (is_dry or as_json):
         raise UsageError("--watch: cannot be combined with --dry-run or --json")
@@ -61,7 +61,9 @@ def run_sync(
         plans = [sync_folder(running, reader, folder, path, options, is_dry, as_json) for path in folders]
         if as_json and not is_dry:
             print_json([plan.report() for plan in plans])
-        if watch:
+        if not watch:
+            require_all_read(plans)
+        else:
             watch_folders(running, reader, folder, folders, options)
     store.drain()
 

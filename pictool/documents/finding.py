@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +21,7 @@ MAX_FILES = 100_000
 _MAX_IGNORE_BYTES = 1 << 20
 _STORE_MARK = "pictool-store"
 _IGNORE = ".gitignore"
+_GONE = FileNotFoundError, NotADirectoryError
 EXTRA = "pip install 'pictool[documents]'"
 
 
@@ -40,7 +43,8 @@ class FileFilter:
 def find_files(names: Sequence[str | Path], selection: FileFilter = FileFilter()) -> list[Path]:
     """The files that are named, and those below the folders that are, in the order of their paths; each once.
 
-    Below a folder, hidden files, stores, links to folders or out of it, and what `selection` says are left out.
+    Below a folder, hidden files, stores, links to folders or out of it, and what `selection` says are left out. Folders
+    that cannot be listed are among the files: reading one says why.
 
     Raises:
         InputError: a name of nothing, no file at all, or too many; an invalid pattern.
@@ -59,8 +63,8 @@ def find_files(names: Sequence[str | Path], selection: FileFilter = FileFilter()
 
 
 def _below(folder: Path, selection: FileFilter) -> Iterator[Path]:
-    filtered = _Filter(folder, selection)
-    for root, folders, names in os.walk(folder):
+    filtered, problems = _Filter(folder, selection), list[OSError]()
+    for root, folders, names in os.walk(folder, onerror=problems.append):
         here = Path(root)
         if _STORE_MARK in names:
             folders.clear()
@@ -68,8 +72,17 @@ def _below(folder: Path, selection: FileFilter) -> Iterator[Path]:
         filtered.enter(here, _IGNORE in names)
         folders[:] = sorted(name for name in folders if not filtered.leaves_out(here / name, is_folder=True))
         for path in (here / name for name in names):
-            if filtered.includes(path) and path.is_file() and is_within(path, folder):
+            if filtered.includes(path) and _may_be_file(path) and is_within(path, folder):
                 yield path
+    yield from (Path(error.filename) for error in problems if not isinstance(error, _GONE))
+
+
+def _may_be_file(path: Path) -> bool:
+    """Whether a file is there, as far as that can be told: reading one that is withheld says why."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        return not isinstance(error, _GONE) and error.errno != errno.ELOOP
 
 
 class _Filter:

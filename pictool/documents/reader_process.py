@@ -2,12 +2,13 @@
 opened: no other file, and no connection.
 
 A request has the file's `path`. A reply has `reader`, and `sections`, each `[text, place]`; or `unreadable`, what the
-file is; or `failure`.
+file is; or `failure`, and with it `withheld` if the system did not let the file be read.
 """
 
 from __future__ import annotations
 
 import encodings
+import errno
 import importlib
 import pkgutil
 import resource
@@ -23,6 +24,8 @@ from pictool.bounded_process import TOO_MUCH_MEMORY, serve_requests
 from pictool.documents.base import MAX_FILE_BYTES, MAX_TEXT, Reader, UnreadableError, normalised
 from pictool.documents.readers import readers
 from pictool.reading import read_file
+
+_KNOWN = {errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EFBIG}  # gone, no regular file, too large
 
 
 @cache
@@ -62,7 +65,8 @@ def read(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         data = read_file(path, MAX_FILE_BYTES)
     except OSError as error:
-        return {"unreadable": error.strerror or str(error)}
+        why = error.strerror or str(error)
+        return {"unreadable": why} if error.errno in _KNOWN else {"failure": why, "withheld": True}
     if not data.strip():
         return {"unreadable": "is empty"}
     reader = next(reader for reader in readers() if reader.recognises(data, path.suffix.lower()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -28,12 +29,16 @@ _MAX_REPLY = MAX_TEXT * 4  # bytes of a command's output
 
 @dataclass(frozen=True)
 class Document:
-    """A file that was read, or `problem`, why it was not."""
+    """A file that was read, or `problem`, why it was not.
+
+    `is_withheld`: it, or a folder, is there, but the system does not let it be read, so that what is in it is unknown.
+    """
 
     path: Path
     reader: str = ""
     sections: tuple[Section, ...] = ()
     problem: str = ""
+    is_withheld: bool = False
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem or self.reader}"
@@ -66,7 +71,9 @@ class FileReader:
             self._readings.flush()
 
     def read(self, path: Path) -> Document:
-        """A file's document; what cannot be read has a problem, and nothing is raised."""
+        """A file's document; what cannot be read has a problem, and nothing is raised. Of a folder, why it is none."""
+        if os.path.isdir(path):  # noqa: PTH112 (it never raises)
+            return Document(path, problem=_folder_problem(path), is_withheld=True)
         name = None if self._readings is None else _name_of(path)
         reply = None if self._readings is None or name is None else self._readings.get(name)
         if reply is None or not _is_whole(reply):
@@ -77,6 +84,8 @@ class FileReader:
         if problem is None:
             sections = tuple(Section(text, place) for text, place in reply["sections"])
             return Document(path, reply["reader"], sections)
+        if reply.get("withheld"):
+            return Document(path, problem=problem, is_withheld=True)
         if self._command is not None and not problem.startswith("is empty"):
             return self._run(path, self._command)
         return Document(path, problem=problem)
@@ -109,6 +118,15 @@ class FileReader:
         places = [f"p. {number}" if len(pages) > 1 else "" for number in range(1, len(pages) + 1)]
         sections = tuple(Section(page, place) for page, place in zip(pages, places, strict=True) if page.strip())
         return Document(path, Path(words[0]).name, sections, "" if sections else f"{words[0]} gives no text")
+
+
+def _folder_problem(folder: Path) -> str:
+    """Why a folder cannot be listed."""
+    try:
+        os.scandir(folder).close()
+    except OSError as error:
+        return f"cannot be listed ({error.strerror})"
+    return "is a folder that could not be listed a moment ago"
 
 
 def _name_of(path: Path) -> str | None:

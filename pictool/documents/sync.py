@@ -14,12 +14,14 @@ from pictool.core import Chunk, CompileOptions
 from pictool.documents.library import Library
 from pictool.errors import InputError
 from pictool.store.eviction import Tally, kept
-from pictool.store.side.folders import read_folders, set_folder
+from pictool.store.side.folders import read_compiled, read_folders, set_folder
 from pictool.store.store import Store
 from pictool.store.upkeep import expire
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
+
+_SHOWN = 3  # names in a message
 
 
 @dataclass(frozen=True)
@@ -27,23 +29,30 @@ class SyncPlan:
     """What a sync would change.
 
     Fields:
+        named: the folder as it was named, with which paths begin here; `folder` is its real path.
         chunks: by key, all that the folder has now; `new` are the keys that the store lacks.
-        gone: keys of objects that the folder had at the last sync and has no more. Pinned and leased ones, and those of
-            other folders, are none of them; nor are those of a file that cannot be read now.
+        gone: keys of objects that the folder had at the last sync and has no more: their file is known to be gone or
+            changed. Pinned and leased ones, those of other folders, and what `pic compile` made of a file elsewhere are
+            none of them.
+        unchanged: the record of what the folder had of files that cannot be read now: key → path.
+        withheld: files and folders that the system does not let be read.
     """
 
+    named: str
     folder: str
     target: str
     chunks: dict[str, Chunk]
     key_to_path: dict[str, str]
     new: tuple[str, ...]
     gone: dict[str, str]  # key → path
+    unchanged: dict[str, str]
+    withheld: tuple[str, ...]
 
     def report(self) -> dict[str, Any]:
         return {
             "folder": self.folder, "objects": len(self.chunks),
             "new": [{"key": key, "source": self.chunks[key].source} for key in self.new],
-            "gone": [{"key": key, "path": path} for key, path in self.gone.items()],
+            "gone": [{"key": key, "path": path} for key, path in self.gone.items()], "withheld": list(self.withheld),
         }  # fmt: skip
 
 
@@ -55,28 +64,67 @@ def plan_sync(model: Model, store: Store, folder: Path, library: Library, option
     """
     if model.salt:
         raise InputError("pic sync keeps names of files beside their objects, so it takes no salt; leave --salt out")
-    name, target = str(folder.resolve()), _target(model, options)
+    real, target = folder.resolve(), _target(model, options)
     chunks, key_to_path = dict[str, Chunk](), dict[str, str]()
     for passage in library.passages:
         chunk = passage.chunk(model)
         key = object_key(model, chunk, options)
         chunks[key], key_to_path[key] = chunk, passage.path
-    unread = {str(document.path) for document in library.problems}
-    known, gone = read_folders(store.root), dict[str, str]()
-    others = {row.key for row in known if (row.folder, row.target) != (name, target)} | kept(store.root)
-    for row in known:
-        if (row.folder, row.target) == (name, target) and row.key not in chunks:
-            if row.path in unread:
-                key_to_path[row.key] = row.path
-            elif row.key not in others and store.path(row.key).exists():
-                gone[row.key] = row.path
+    unread = {document.path.relative_to(folder) for document in library.problems}
+    withheld = {str(document.path) for document in library.problems if document.is_withheld}
+    unchanged, gone, others = dict[str, str](), dict[str, str](), _kept_by_others(store, real, target)
+    for row in read_folders(store.root):
+        if (row.folder, row.target) != (str(real), target) or row.key in chunks:
+            continue
+        places = _places(row.path, real)
+        named = str(folder / places[0]) if Path(row.path).is_relative_to(real) else row.path
+        if any(not unread.isdisjoint((place, *place.parents)) for place in places):
+            unchanged[row.key] = row.path
+        elif any(_is_withheld(real / place) for place in places):
+            withheld.add(named)
+            unchanged[row.key] = row.path
+        elif row.key not in others and store.path(row.key).exists():
+            gone[row.key] = named
     new = tuple(key for key in chunks if not store.has(key))
-    return SyncPlan(name, target, chunks, key_to_path, new, gone)
+    return SyncPlan(str(folder), str(real), target, chunks, key_to_path, new, gone, unchanged, tuple(sorted(withheld)))
+
+
+def _kept_by_others(store: Store, folder: Path, target: str) -> set[str]:
+    """The keys of objects that stay, whatever a folder has: pinned, leased, of other folders, of files elsewhere."""
+    rows = read_folders(store.root)
+    others = {row.key for row in rows if (row.folder, row.target) != (str(folder), target)}
+    compiled = {key for key, file in read_compiled(store.root) if not Path(file).is_relative_to(folder)}
+    return others | compiled | set(kept(store.root))
+
+
+def _places(path: str, folder: Path) -> list[Path]:
+    """Where in a folder a file that was kept may be, below it.
+
+    Earlier versions kept its path as the folder was named (`notes`, `.`, `../notes`, a link to it), from a directory
+    that is not known: then it is the path's end, of one of several lengths, the longest of them first.
+    """
+    found = Path(path)
+    if found.is_relative_to(folder):
+        return [found.relative_to(folder)]
+    parts = [part for part in found.parts if part not in ("/", "..")]
+    return [Path(*parts[start:]) for start in range(len(parts))]
+
+
+def _is_withheld(path: Path) -> bool:
+    """Whether the system does not tell if a file is there."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def finish_sync(store: Store, plan: SyncPlan) -> Tally:
     """Once what is new is compiled: record what the folder has, and remove what is gone. Raises StoreError."""
-    set_folder(store.root, plan.folder, plan.target, plan.key_to_path)
+    paths = {key: str(plan.folder / Path(path).relative_to(plan.named)) for key, path in plan.key_to_path.items()}
+    set_folder(store.root, plan.folder, plan.target, plan.unchanged | paths)
     return expire(store, list(plan.gone)) if plan.gone else Tally()
 
 
@@ -84,6 +132,16 @@ def _target(model: Model, options: CompileOptions) -> str:
     """Names the model and how it compiles; another one's objects of the same folder stay."""
     named = json.dumps([asdict(model.target), asdict(options)], sort_keys=True)
     return hashlib.sha256(named.encode()).hexdigest()
+
+
+def require_all_read(plans: Sequence[SyncPlan]) -> None:
+    """Raises InputError: something in a folder could not be read, whose objects stayed."""
+    if withheld := [name for plan in plans for name in plan.withheld]:
+        more = f" and {len(withheld) - _SHOWN:,d} more" if len(withheld) > _SHOWN else ""
+        raise InputError(
+            f"{', '.join(withheld[:_SHOWN])}{more}: cannot be read, so what is known of it stays; see who may read it, "
+            "and sync again"
+        )
 
 
 def require_folders(names: Sequence[str]) -> list[Path]:

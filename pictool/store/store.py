@@ -10,7 +10,7 @@
 .pic/stats/…, hits.sqlite3      counts of use, in all and of each object (usage.py)
 .pic/index.sqlite3              a cache of what the headers say (index.py)
 .pic/sources.sqlite3            what the files and models were called that objects were made of (sources.py)
-.pic/folders.sqlite3            the objects that folders were compiled to by `pic sync` (folders.py)
+.pic/folders.sqlite3            the objects that `pic sync` made of folders, and `pic compile` of files (folders.py)
 """
 
 from __future__ import annotations

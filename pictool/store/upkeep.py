@@ -27,6 +27,7 @@ from pictool.store.leases import leased_keys
 from pictool.store.objects.format import ObjectFile
 from pictool.store.scratch import abandoned_scratch, remove_scratch
 from pictool.store.side.databases import roll_back
+from pictool.store.side.folders import forget_compiled
 from pictool.store.side.index import INDEX_FILE
 from pictool.store.side.readings import READINGS_FILE, forget_readings
 from pictool.store.side.sources import SOURCES_FILE, forget_sources
@@ -63,6 +64,7 @@ def gc(store: Store, max_bytes: int | None = None) -> GcResult:
     store.counters.add(UsageCounts(evictions=evicted.count, evicted_bytes=evicted.num_bytes))
     forget_hits(store.root, store.keys)
     forget_sources(store.root, store.keys)
+    forget_compiled(store.root, store.keys)
     forget_readings(store.root)
     return GcResult(Tally(len(litter), sum(litter)), evicted, num_bytes)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import folders
 import pytest
+from unprivileged import unprivileged
 
 from commands.run import pic, write
 from pictool.world.generate import write_prompt
@@ -92,6 +96,69 @@ def test_what_others_have_stays(docs: Path, model: Path) -> None:
     assert pic("sync", docs).out.splitlines() == [" - docs/1.txt"]
     assert len(pic("store", "ls", "--json").json) < before
     assert sources() >= {"docs/0.txt", "docs/2.txt", "docs/all.pdf"}  # 0.txt is in the other folder too
+
+
+@pytest.fixture
+def notes() -> Path:
+    for name in ("a.txt", "b.txt", "sub/c.txt", "sub/deep/d.txt"):
+        write(f"notes/{name}", f"This is {name}. The harbour was quiet.\n")
+    assert pic("sync", "notes").code == 0
+    return Path("notes")
+
+
+@pytest.mark.parametrize("name", ["notes", "./notes/", "absolute", "link"])
+@pytest.mark.parametrize("closed", ["a.txt", "sub", "sub/deep"])
+def test_what_cannot_be_read_keeps_its_objects(notes: Path, name: str, closed: str) -> None:
+    Path("link").symlink_to("notes")
+    (notes / "b.txt").unlink()
+    (notes / closed).chmod(0)
+    named = notes.resolve() if name == "absolute" else name
+    done = unprivileged(lambda: pic("sync", named))
+    (notes / closed).chmod(0o755)
+    assert done.code == 1 and f"{Path(named, closed)}: " in done.err and done.out == f" - {Path(named, 'b.txt')}\n"
+    assert sources() == {"notes/a.txt", "notes/sub/c.txt", "notes/sub/deep/d.txt"}
+    again = pic("sync", named)
+    assert (again.code, again.out) == (0, "") and "3 objects, 0 new, 0 removed" in again.err
+
+
+def test_a_folder_whose_files_may_not_be_looked_at_keeps_its_objects(notes: Path) -> None:
+    (notes / "sub").chmod(0o644)  # it can be listed
+    done = unprivileged(lambda: pic("sync", "notes", "--json"))
+    (notes / "sub").chmod(0o755)
+    assert done.code == 1
+    (report,) = json.loads(done.out)
+    assert report["gone"] == [] and set(report["withheld"]) == {"notes/sub/c.txt", "notes/sub/deep"}
+    assert len(sources()) == 4
+
+
+@pytest.mark.parametrize(("named", "start"), [("notes", "."), (".", "notes"), ("../notes", "sub"), ("link", ".")])
+def test_what_an_earlier_version_kept_is_recognised(
+    notes: Path, monkeypatch: pytest.MonkeyPatch, named: str, start: str
+) -> None:  # fmt: skip
+    """It kept paths as the folder was named, from any directory."""
+    with closing(sqlite3.connect(".pic/folders.sqlite3")) as db, db:
+        (count,) = db.execute("SELECT count(*) FROM folders").fetchone()
+        db.execute("UPDATE folders SET path = ? || substr(path, ?)", (
+            "" if named == "." else f"{named}/", len(str(notes.resolve())) + 2,
+        ))  # fmt: skip
+    assert count == 4
+    (notes / "sub").chmod(0)
+    (notes / "b.txt").unlink()
+    done = unprivileged(lambda: pic("sync", notes.resolve()))
+    (notes / "sub").chmod(0o755)
+    assert done.code == 1 and " 1 removed" in done.err
+    assert len(sources()) == 3
+
+
+def test_what_compile_made_of_another_file_stays(notes: Path) -> None:
+    write("copy.txt", (notes / "a.txt").read_text())
+    assert pic("compile", "copy.txt", notes / "b.txt").code == 0
+    for _ in range(2):  # a sync forgets nothing
+        assert pic("sync", "notes").code == 0
+    (notes / "a.txt").unlink(), (notes / "b.txt").unlink()
+    assert pic("sync", "notes").out == " - notes/b.txt\n"
+    assert len(sources()) == 3
+    assert len(pic("store", "ls", "--by", "folder", "--json").json) == 1
 
 
 def test_what_cannot_work_is_said(docs: Path) -> None:

@@ -1,19 +1,22 @@
 """Which objects a folder of documents was compiled to: a side database, by which `pic sync` knows what is gone.
 
+It also has the objects that `pic compile` made of files, which stay when a folder no longer has their text: such a row
+has no folder, and the file in place of a target.
+
 It holds names of files, so it keeps nothing of a tenant's objects (salted ones).
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pictool.errors import StoreError
 from pictool.store.directory import may_write
-from pictool.store.side.databases import clear_place, has_schema, write
+from pictool.store.side.databases import Change, clear_place, has_schema, write
 
 FOLDERS_FILE = "folders.sqlite3"
 _SCHEMA = (
@@ -22,12 +25,16 @@ _SCHEMA = (
 )
 _ADD = "INSERT OR REPLACE INTO folders VALUES (?, ?, ?, ?)"
 _SELECT = "SELECT folder, target, key, path FROM folders WHERE typeof(key) = 'text'"
+_NO_FOLDER = ""
 _WAIT_S = 10.0
 
 
 @dataclass(frozen=True)
 class FolderObject:
-    """An object of a folder. `target` names the model and how it was compiled; `path` is the file."""
+    """An object of a folder. `target` names the model and how it was compiled; `path` is the file.
+
+    From 0.4 on it is below the folder; earlier versions kept it as it was named, perhaps from another directory.
+    """
 
     folder: str
     target: str
@@ -36,11 +43,16 @@ class FolderObject:
 
 
 def read_folders(root: Path) -> list[FolderObject]:
-    """The objects of all folders, also of those that were removed since.
+    """The objects of all folders, also of those that were removed since. Raises StoreError: it cannot be read."""
+    return [row for row in _read(root) if row.folder != _NO_FOLDER]
 
-    Raises:
-        StoreError: the database cannot be read.
-    """
+
+def read_compiled(root: Path) -> list[tuple[str, str]]:
+    """(key, file) of what `pic compile` made of files. Raises StoreError: the database cannot be read."""
+    return [(row.key, row.path) for row in _read(root) if row.folder == _NO_FOLDER]
+
+
+def _read(root: Path) -> list[FolderObject]:
     path = root / FOLDERS_FILE
     try:
         if not path.exists():
@@ -62,6 +74,24 @@ def set_folder(root: Path, folder: str, target: str, key_to_path: Mapping[str, s
         db.execute("DELETE FROM folders WHERE folder = ? AND target = ?", (folder, target))
         db.executemany(_ADD, rows)
 
+    _change(root, change)
+
+
+def add_compiled(root: Path, key_to_file: Iterable[tuple[str, str]]) -> None:
+    """Keep which objects `pic compile` made of which files. Raises StoreError: it cannot be written."""
+    rows = [(_NO_FOLDER, file, key, file) for key, file in key_to_file]
+    _change(root, lambda db: db.executemany(_ADD, rows))
+
+
+def forget_compiled(root: Path, keys: Callable[[], Collection[str]]) -> None:
+    """Drop what `pic compile` made whose key is not among `keys`, which is called after the others were read."""
+    with suppress(StoreError):  # `pic sync` says it
+        known = {key for key, _ in read_compiled(root)}
+        if known and (gone := [(_NO_FOLDER, key) for key in known - set(keys())]):
+            _change(root, lambda db: db.executemany("DELETE FROM folders WHERE folder = ? AND key = ?", gone))
+
+
+def _change(root: Path, change: Change) -> None:
     try:
         write(root / FOLDERS_FILE, _SCHEMA, change, _WAIT_S)
     except (OSError, sqlite3.Error) as error:
