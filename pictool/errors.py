@@ -17,6 +17,10 @@ class ModelError(PicError):
     """A model that cannot be loaded, or is not supported."""
 
 
+class ChangedModelError(ModelError):
+    """A model whose weights, or their files, are not those that were loaded."""
+
+
 class NotFiniteError(ModelError):
     """Numbers that overflowed, or were none before anything was computed from them."""
 

@@ -79,13 +79,13 @@ def run_trust(
 
     if (name is None) != (key is None) or (name and revoke):
         raise UsageError("trust: give a NAME and a KEY, or --revoke NAME, or neither to list the signers")
-    signers = Signers.read(path_of(settings.require_signed, "signers"), is_new=name is not None)
-    if name is not None and key is not None:
-        signers = signers.trust(name, key)
-    elif revoke is not None:
-        signers = signers.revoke(revoke)
-    if name or revoke:
-        signers.write()
+    path = path_of(settings.require_signed, "signers")
+    if not name and not revoke:
+        signers = Signers.read(path)
+    else:
+        signers = Signers.change(
+            path, lambda them: them.trust(name, key) if name and key else them.revoke(revoke or ""), name is not None
+        )
     if as_json:
         print_json({"path": str(signers.path), "trusted": signers.trusted, "revoked": signers.revoked})
         return

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blake3 import blake3
 
-from pictool.errors import ModelError
+from pictool.errors import ChangedModelError, ModelError
 from pictool.reading import open_regular, read_file
 from pictool.runtime.architectures import decoder_of, rotary_of, text_config
 from pictool.runtime.checkpoint import COPY, read_header, weight_files
@@ -183,7 +183,7 @@ class _WeightFile:
             return False
 
     def _changed(self) -> ModelError:
-        return ModelError(f"{self.path}: was changed or replaced after its fingerprint was taken; {LOAD_AGAIN}")
+        return ChangedModelError(f"{self.path}: was changed or replaced after its fingerprint was taken; {LOAD_AGAIN}")
 
 
 class WeightFiles:
@@ -245,7 +245,7 @@ class WeightFiles:
         for file in self._files:
             file.require_in_place()
         if self._list() != [file.path for file in self._files]:
-            raise ModelError(f"{self._place}: has other weight files than were fingerprinted; {LOAD_AGAIN}")
+            raise ChangedModelError(f"{self._place}: has other weight files than were fingerprinted; {LOAD_AGAIN}")
 
 
 def module_fingerprint(module: Any) -> str:
@@ -375,7 +375,9 @@ class ModuleState:
         ]
 
     def _changed(self, what: str) -> ModelError:
-        return ModelError(f"{self._name}: {what} changed since its fingerprint was taken; {LOAD_AGAIN}, or wrap it")
+        return ChangedModelError(
+            f"{self._name}: {what} changed since its fingerprint was taken; {LOAD_AGAIN}, or wrap it"
+        )
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pictool.errors import InputError, ModelError, NoRoomError, ObjectError, PicError, StoreError, UnwritableStoreError
+from pictool.errors import (
+    ChangedModelError,
+    InputError,
+    ModelError,
+    NoRoomError,
+    ObjectError,
+    PicError,
+    StoreError,
+    UnwritableStoreError,
+)
 from pictool.store.leases import ShareError
 
 _TYPES = {
@@ -44,6 +53,8 @@ class ApiError(Exception):
         """The error that a client receives: no paths, and nothing about objects of others."""
         if isinstance(error, ApiError):
             return error
+        if isinstance(error, ChangedModelError):
+            return cls(503, "the model's files changed after it was loaded; the server's log says which", code="model")
         if isinstance(error, InputError | ModelError):
             code = "context_length_exceeded" if "positions" in str(error) else None
             return cls(400, str(error), code=code)

@@ -449,7 +449,7 @@ class Backend(ABC):
 
     @abstractmethod
     def has(self, key: str) -> bool:
-        """Whether an object is in the store."""
+        """Whether an object is in the store, as far as known of this model."""
 
     @abstractmethod
     async def execute(self, query: str, tenant: Tenant) -> list[str]:

@@ -19,11 +19,10 @@ from pathlib import Path
 from pictool.errors import NoRoomError, StoreError
 from pictool.store.directory import ensure_store
 from pictool.store.entries import Entry, entries
-from pictool.store.files import fsync_directory, locked, make_directory, make_file, require_no_links
+from pictool.store.files import LOCK, fsync_directory, locked, make_directory, make_file, require_no_links
 from pictool.store.leases import leased_keys
 from pictool.store.signatures import SUFFIX as SIGNED
 
-LOCK = "lock"  # holds the bytes of all objects, as decimal text
 _DIGITS = 20
 _BATCH = 100  # objects that a gc removes before it lets others write
 _REMOVERS = 8  # threads that remove a batch

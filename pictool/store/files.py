@@ -26,6 +26,7 @@ from pictool.errors import UnwritableStoreError
 from pictool.reading import NotRegularError, open_regular
 
 Publish = Callable[[Path, Path], None]  # makes a complete temp file visible under its name
+LOCK = "lock"  # of a store; holds the bytes of all objects, as decimal text
 _OTHER_FILES = 128  # that a process has open beside objects
 _PATIENCE = 1000  # times 1 ms to wait for another writer of the same output
 _OWNER_ONLY = 0o700
@@ -305,6 +306,32 @@ def locked(path: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+@contextmanager
+def locked_for_change(path: Path, temp_dir: Path | None = None) -> Iterator[None]:
+    """Hold a lock under which a file is read, changed and replaced (`atomic_write`).
+
+    It is that of the store whose `temp_dir` is named; else that of the file itself, which is made, empty, if absent.
+    Whoever waited for a file notices that it was replaced meanwhile, and locks the new one. A link is followed.
+
+    Raises:
+        StoreError: it cannot be made or written.
+    """
+    target = Path(os.path.realpath(path)) if temp_dir is None else temp_dir.parent / LOCK
+    is_current = False
+    try:
+        make_directory(target.parent)
+        while not is_current:
+            with locked(target) as fd:
+                with suppress(FileNotFoundError):
+                    is_current = os.path.samestat(os.fstat(fd), target.stat())
+                if is_current:
+                    yield
+    except OSError as error:
+        raise UnwritableStoreError(
+            f"{path}: cannot be written ({error.strerror or error}); nothing was changed"
+        ) from error
 
 
 def _open_own(path: Path) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,7 +27,7 @@ from blake3 import blake3
 
 from pictool.errors import InputError
 from pictool.reading import open_regular, read_file, with_home
-from pictool.store.files import atomic_write
+from pictool.store.files import atomic_write, locked_for_change
 from pictool.store.objects.format import EncodedObject, ObjectFile
 
 SUFFIX = ".sig"
@@ -103,8 +103,12 @@ def merge(*sidecars: bytes, digest: str = "") -> bytes:
 def write_sidecar(
     path: Path, sidecar: bytes, digest: str, temp_dir: Path | None = None, durable: bool = True
 ) -> None:  # fmt: skip
-    """Add signatures to those beside a file. `temp_dir`, `durable` and what is raised: as of `atomic_write`."""
-    with atomic_write(sidecar_of(path), temp_dir, durable=durable) as file:
+    """Add signatures to those beside a file, whoever else does. `temp_dir`, `durable`, errors: as of `atomic_write`.
+
+    In a store its lock is held.
+    """
+    target = sidecar_of(path)
+    with locked_for_change(target, temp_dir), atomic_write(target, temp_dir, durable=durable) as file:
         file.write(merge(sidecar, read_sidecar(path), digest=digest))
 
 
@@ -118,6 +122,20 @@ class Signers:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self.trusted, self.revoked)  # without the keys of a library
+
+    @classmethod
+    def change(cls, path: Path, change: Callable[[Signers], Signers], is_new: bool = False) -> Signers:
+        """Read a list of signers, change and write it, while nobody else does. `is_new`: as of `read`.
+
+        Raises:
+            InputError: as `read` and `change`. StoreError: it cannot be written.
+        """
+        change(cls.read(path, is_new))  # a mistake is told before anything is made
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        with locked_for_change(path):
+            changed = change(cls.read(path))
+            changed.write()
+        return changed
 
     @classmethod
     def read(cls, path: Path, is_new: bool = False) -> Signers:

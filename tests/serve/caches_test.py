@@ -11,12 +11,14 @@ from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
+import tiny
 
 from pictool.core import Message
 from pictool.engines.torch import TorchEngine
 from pictool.errors import StoreError, UnwritableStoreError
 from pictool.linker.grid import parse_policy
 from pictool.linker.spec import Spec
+from pictool.runtime.model import load_model, wrap_model
 from pictool.serve.service import ServiceSettings, lease_share
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.eviction import pinned
@@ -175,6 +177,32 @@ def test_a_cache_whose_object_was_removed_by_force_is_gone(live: Live) -> None:
     assert live.ok("GET", f"/v1/caches/{name}")["status"] == "gone"
     body = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "cache_ids": [name]}
     assert "make the cache again" in live.error(404, "POST", "/v1/chat/completions", json=body)["message"]
+
+
+def test_a_cache_of_another_model_is_gone(tmp_path: Path) -> None:
+    """The store outlives the server; under the same name the next one serves other weights."""
+    store = Store(tmp_path / "store")
+    with serving(tiny_model(), store) as live:
+        name = live.cache(DOCS[0])
+        assert live.ok("GET", f"/v1/caches/{name}")["status"] == "ready"
+    other = wrap_model(tiny.random_module(tiny.CONFIGS["llama"](), seed=9), tiny.tokenizer(), NAME)
+    with serving(other, store) as live:
+        assert live.ok("GET", f"/v1/caches/{name}")["status"] == "gone"
+        body = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "cache_ids": [name]}
+        assert live.error(404, "POST", "/v1/chat/completions", json=body)["code"] == "cache_object_missing"
+
+
+def test_weights_that_change_in_place_are_the_server_s_fault(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = tiny.save_model(tmp_path / "model", tiny.CONFIGS["llama"]())
+    model = load_model(str(directory), "cpu")
+    with serving(model, Store(tmp_path / "store")) as live:
+        weights = directory / "model.safetensors"
+        os.truncate(weights, weights.stat().st_size // 2)
+        body = {"model": live.backend.model, "text": DOCS[0]}
+        answer = live.client.post("/v1/caches", json=body)
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "model"
+        assert weights.name not in answer.text
+    assert str(weights) in caplog.text
 
 
 def test_a_damaged_object_is_never_linked(live: Live) -> None:

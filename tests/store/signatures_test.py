@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import subprocess
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 from chunks import make_chunk
 
+from pictool import strict_yaml
+from pictool.commands.settings.file import write_setting
 from pictool.errors import InputError, ObjectError, StoreError
 from pictool.store.objects.bundles import export_archive, import_archive
-from pictool.store.objects.format import CompiledChunk
+from pictool.store.objects.format import CompiledChunk, ObjectFile
 from pictool.store.remote.remote import Remote
 from pictool.store.remote.transfer import pull, push
 from pictool.store.signatures import (
@@ -297,3 +300,43 @@ def test_without_the_setting_nothing_of_cryptography_is_imported(tmp_path: Path)
     program = "import sys; from pictool.store.store import Store; Store('s').has('a' * 64); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert "pictool.store.store" in done.stdout and "cryptography" not in done.stdout
+
+
+def test_changes_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    """Lists of signers, signatures in a store, at a remote directory and of a file, and settings."""
+    keys = [SigningKey.new(tmp_path / f"key-{number}") for number in range(6)]
+    path, archive, settings = tmp_path / "signers", tmp_path / "x.kva", tmp_path / "pic.yaml"
+    archive.write_bytes(b"archive")
+    store, remote = Store(tmp_path / "store"), Remote(str(tmp_path / "remote"))
+    object_path = store.put(make_chunk(1))
+    with ObjectFile(object_path) as file:
+        signed = Signed.of_object(file)
+        remote.write(signed.key, object_path)
+    names = ["algo", "codec", "store", "model", "device", "remote"]
+    together = multiprocessing.get_context("fork")
+    gate = together.Barrier(len(keys))
+
+    def change(number: int) -> None:
+        key = keys[number]
+        gate.wait()
+        Signers.change(path, lambda them: them.trust(f"signer {number}", key.public), is_new=True)
+        sign_file(key, archive)
+        sign_object_file(key, object_path, store.root / "tmp")
+        remote.write_signatures(signed, key.sign(signed))
+        write_setting(settings, names[number], "naive")
+        if number % 2:
+            Signers.change(path, lambda them: them.revoke(f"signer {number}"))
+
+    processes = [together.Process(target=change, args=(number,)) for number in range(len(keys))]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * len(keys)
+    after = Signers.read(path)
+    assert set(after.trusted) == {key.public for key in keys[::2]}
+    assert set(after.revoked) == {key.public for key in keys[1::2]}
+    for sidecar in (read_sidecar(archive), read_sidecar(object_path), remote.read_signatures(signed.key)):
+        assert {public for public, _, _ in lines_of(sidecar)} == {key.public for key in keys}
+    assert set(strict_yaml.load(settings.read_bytes())) == set(names)
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith((".tmp", ".lock"))]

@@ -13,13 +13,23 @@ from pictool.reading import read_file
 
 
 def write_setting(path: Path, name: str, value: str) -> None:
-    """Set a text in a file of settings, which is made if there is none.
+    """Set a text in a file of settings, which is made if there is none; nobody else sets one meanwhile.
 
     Raises:
         InputError: no file of settings, or one that has no place for a line of its own (`{model: x}`).
+        StoreError: it cannot be written.
     """
-    from pictool.store.store import atomic_write
+    from pictool.store.files import atomic_write, locked_for_change
 
+    _changed(path, name, value)  # a mistake is told before anything is made
+    with locked_for_change(path):
+        changed = _changed(path, name, value)
+        with atomic_write(path) as file:
+            file.write(changed.encode())
+
+
+def _changed(path: Path, name: str, value: str) -> str:
+    """The file's text with a setting. Raises InputError."""
     text, before = "", {}
     if path.exists():
         before = read_yaml(path, setting_keys())
@@ -31,8 +41,7 @@ def write_setting(path: Path, name: str, value: str) -> None:
         is_right = False
     if not is_right:
         raise InputError(f"{path}: {name} cannot be added on a line of its own; write {name}: {value} yourself")
-    with atomic_write(path) as file:
-        file.write(changed.encode())
+    return changed
 
 
 def _with(text: str, name: str, value: str) -> str:

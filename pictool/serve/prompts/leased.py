@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 
 from pictool.compiler.chunking import require_text
-from pictool.core import TokenIds
+from pictool.core import Target, TokenIds
 from pictool.errors import ObjectError, StoreError
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
@@ -31,6 +31,15 @@ def leased_object(store: Store, key: str, model: Model, log: logging.Logger) -> 
     except (ObjectError, StoreError) as error:
         log.warning("pic: a leased object cannot be used: %s", error)
         raise not_found("a cache's object; make the cache again", "cache_id", "cache_object_missing") from error
+
+
+def has_object(store: Store, key: str, target: Target) -> bool:
+    """Whether an object is here, of this model, so that a request may name it."""
+    try:
+        with store.peek_local(key) as file:
+            return file.meta.target == target
+    except (ObjectError, StoreError):
+        return False
 
 
 def with_objects(spec: Spec, store: Store, salt: str) -> Spec:

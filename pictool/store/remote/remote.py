@@ -17,7 +17,7 @@ import threading
 import time
 from asyncio import CancelledError
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -28,7 +28,7 @@ from pictool.errors import InputError, ObjectError, RemoteError, StoreError
 from pictool.reading import NotRegularError, open_regular
 from pictool.store.directory import ensure_store, is_store, require_store
 from pictool.store.entries import SUFFIX, temp_candidates
-from pictool.store.files import atomic_write, read_at, remove_stale_temp
+from pictool.store.files import atomic_write, locked_for_change, read_at, remove_stale_temp
 from pictool.store.objects.format import EncodedObject, ObjectFile
 from pictool.store.objects.header import Header, HeaderError, header_bytes
 from pictool.store.remote.pace import MIN_RATE, BadAnswer, RequestTimeout, TooSlow
@@ -256,13 +256,17 @@ class Remote:
             raise StoreError(f"{self.name(key)}: cannot be written (no such place); see whether {self} exists")
 
     def write_signatures(self, signed: Signed, sidecar: bytes) -> None:
-        """Add signatures to those that it has of an object. Raises StoreError and RemoteError."""
+        """Add signatures to those that it has of an object; in a directory, whoever else does at the same time.
+
+        Raises StoreError and RemoteError.
+        """
         there = self.read_signatures(signed.key)
-        merged = merge(sidecar, there, digest=signed.digest)
-        if merged != there:
+        if merge(sidecar, there, digest=signed.digest) != there:
             self.require_writable()
             path = self._path(signed.key) + SIGNED
-            self._attempt(signed.key, lambda: self._put(merged, path), is_write=True)
+            with nullcontext() if self._directory is None else locked_for_change(Path(path), self._directory / "tmp"):
+                merged = merge(sidecar, self.read_signatures(signed.key), digest=signed.digest)
+                self._attempt(signed.key, lambda: self._put(merged, path), is_write=True)
 
     def remove_stale_temps(self) -> int:
         """Remove temp files that killed pushes left; returns how many. An object storage has none.

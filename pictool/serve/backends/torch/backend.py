@@ -42,7 +42,7 @@ from pictool.serve.errors import queue_full, server_ends
 from pictool.serve.prompts.explained import explain
 from pictool.serve.prompts.layout import PromptLayout, lay_out, pieces_of
 from pictool.serve.prompts.learning import Learner, texts_of
-from pictool.serve.prompts.leased import leased_object, with_objects
+from pictool.serve.prompts.leased import has_object, leased_object, with_objects
 from pictool.serve.prompts.offered import offered_policy, require_offered
 from pictool.serve.prompts.retrieving import RetrievedDocument, StoredTexts
 from pictool.serve.tenants import Tenant
@@ -223,7 +223,7 @@ class TorchBackend(Backend):
         return int(count)
 
     def has(self, key: str) -> bool:
-        return self._store.path(key).exists()
+        return has_object(self._store, key, self._base.target)
 
     async def execute(self, query: str, tenant: Tenant) -> list[str]:
         """Run a query: each of its calls is a turn of its own, so that others come in between."""

@@ -44,7 +44,7 @@ from pictool.serve.errors import ApiError
 from pictool.serve.prompts.explained import explain
 from pictool.serve.prompts.layout import Marks, PromptLayout, lay_out, pieces_of, takes_documents
 from pictool.serve.prompts.learning import Learner, texts_of
-from pictool.serve.prompts.leased import leased_object, with_objects
+from pictool.serve.prompts.leased import has_object, leased_object, with_objects
 from pictool.serve.prompts.offered import offered_policy, require_offered
 from pictool.serve.prompts.retrieving import RetrievedDocument, StoredTexts
 from pictool.serve.schema import DocumentQuery
@@ -241,7 +241,7 @@ class VllmBackend(Backend):
         return len(prompt_layout.tokens)
 
     def has(self, key: str) -> bool:
-        return self._store.path(key).exists()
+        return has_object(self._store, key, self.serving.target)
 
     async def execute(self, query: str, tenant: Tenant) -> list[str]:
         """Run a query in a thread of its own. It holds no place; each of its calls takes one, and so do its objects.
