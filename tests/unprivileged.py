@@ -49,4 +49,4 @@ def _drop() -> bool:
     words = list(struct.unpack("<6I", data.raw))
     for index in range(3):  # effective, permitted, inheritable
         words[index] &= ~(1 << _DAC_OVERRIDE | 1 << _DAC_READ_SEARCH)
-    return libc.syscall(_CAPSET, header, struct.pack("<6I", *words)) == 0
+    return bool(libc.syscall(_CAPSET, header, struct.pack("<6I", *words)) == 0)

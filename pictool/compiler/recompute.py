@@ -86,7 +86,7 @@ class Difference:
     def excess(self) -> float:
         """The largest of its numbers, as a share of its limit."""
         pairs = zip(astuple(self.apart), astuple(self.limits), strict=True)
-        return max(value / limit for value, limit in pairs)
+        return max(float(value / limit) for value, limit in pairs)
 
     def allowing(self, noise: Difference) -> Difference:
         """The same where this noise was measured."""

@@ -131,6 +131,7 @@ class Signers:
             InputError: as `read` and `change`. StoreError: it cannot be written.
         """
         change(cls.read(path, is_new))  # a mistake is told before anything is made
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
         with locked_for_change(path):
             changed = change(cls.read(path))
             changed.write()

@@ -155,7 +155,8 @@ def test_what_compile_made_of_another_file_stays(notes: Path) -> None:
     assert pic("compile", "copy.txt", notes / "b.txt").code == 0
     for _ in range(2):  # a sync forgets nothing
         assert pic("sync", "notes").code == 0
-    (notes / "a.txt").unlink(), (notes / "b.txt").unlink()
+    for name in ("a.txt", "b.txt"):
+        (notes / name).unlink()
     assert pic("sync", "notes").out == " - notes/b.txt\n"
     assert len(sources()) == 3
     assert len(pic("store", "ls", "--by", "folder", "--json").json) == 1

@@ -78,9 +78,11 @@ def set_folder(root: Path, folder: str, target: str, key_to_path: Mapping[str, s
 
 
 def add_compiled(root: Path, key_to_file: Iterable[tuple[str, str]]) -> None:
-    """Keep which objects `pic compile` made of which files. Raises StoreError: it cannot be written."""
+    """Keep which objects `pic compile` made of which files. In a store that cannot be written nothing is kept."""
     rows = [(_NO_FOLDER, file, key, file) for key, file in key_to_file]
-    _change(root, lambda db: db.executemany(_ADD, rows))
+    if may_write(root):
+        with suppress(StoreError, UnicodeEncodeError):
+            _change(root, lambda db: db.executemany(_ADD, rows))
 
 
 def forget_compiled(root: Path, keys: Callable[[], Collection[str]]) -> None:
