@@ -19,8 +19,7 @@ import pictool
 from commands.conftest import TEXT
 from commands.run import Objects, write
 from pictool.commands.console import progress
-from pictool.store.eviction import LOCK
-from pictool.store.files import locked
+from pictool.store.files import LOCK, locked
 from pictool.store.store import Store
 
 PIC = (sys.executable, "-c", "from pictool.commands import main; main()")

@@ -116,7 +116,7 @@ def chat_documents(model: Model, texts: Sequence[str]) -> list[int]:
 
 
 def cache_parts(model: Model, texts: Sequence[str]) -> list[int]:
-    parts = [{"type": "cache", "cache_id": str(number)} for number in range(len(texts))]
+    parts: list[dict[str, object]] = [{"type": "cache", "cache_id": str(number)} for number in range(len(texts))]
     return served(model, chat_of(parts, texts), texts)
 
 
@@ -125,7 +125,7 @@ def one_cache(model: Model, texts: Sequence[str]) -> list[int]:
 
 
 def files(model: Model, texts: Sequence[str]) -> list[int]:
-    parts = [{"type": "file", "file": {"file_id": str(number)}} for number in range(len(texts))]
+    parts: list[dict[str, object]] = [{"type": "file", "file": {"file_id": str(number)}} for number in range(len(texts))]
     return served(model, chat_of(parts, texts), texts)
 
 

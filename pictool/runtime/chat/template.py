@@ -136,11 +136,13 @@ class MarkerQuotes:
     def read(self, text: str) -> PromptText:
         """What a template wrote of quoted values. Raises ModelError: it changed a placeholder."""
         markers = list(self._markers)
-        first, *parts = re.split(f"pic{self._nonce}n([0-9]+)e", text)
-        read = PromptText(first)
-        for number, after in zip(parts[::2], parts[1::2], strict=True):
-            marker = markers[int(number)]
-            read += PromptText(marker, ((0, len(marker)),)) + PromptText(after)
+        parts, literals, size = re.split(f"pic{self._nonce}n([0-9]+)e", text), list[tuple[int, int]](), 0
+        for index, part in enumerate(parts):
+            if index % 2:
+                parts[index] = markers[int(part)]
+                literals.append((size, size + len(parts[index])))
+            size += len(parts[index])
+        read = PromptText("".join(parts), tuple(literals))
         if self._nonce in read.text.casefold():
             raise ModelError(f"{_origin(self._model)} changes {markers[0]} in a message; take it out of the message")
         return read
