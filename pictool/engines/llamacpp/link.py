@@ -41,6 +41,8 @@ class LlamaImage:
     `logits` are those of the prompt's last token, float32 [vocab].
     """
 
+    states = None  # of linear layers: it has none
+
     def __init__(self, model: GgufModel, layout: Layout, num_sequences: int) -> None:
         self._model, self.layout, self.num_tokens = model, layout, 0
         self.stack, self.logits = model.stack, torch.empty(0)
