@@ -131,9 +131,7 @@ def link(
             clock.load_s += clock.lap()
 
 
-def keep_prefix(
-    model: Model, linked: Linked, residents: ResidentObjects | None
-) -> None:  # fmt: skip
+def keep_prefix(model: Model, linked: Linked, residents: ResidentObjects | None) -> None:
     """Keep the exact prefix of a prompt and its answer on disk, if the pool keeps prefixes there."""
     if residents is not None and residents.kept is not None and isinstance(linked.image, PooledImage):
         KeptChain(residents.kept).keep_image(model, linked.image)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -125,7 +126,9 @@ def one_cache(model: Model, texts: Sequence[str]) -> list[int]:
 
 
 def files(model: Model, texts: Sequence[str]) -> list[int]:
-    parts: list[dict[str, object]] = [{"type": "file", "file": {"file_id": str(number)}} for number in range(len(texts))]
+    parts: list[dict[str, object]] = [
+        {"type": "file", "file": {"file_id": str(number)}} for number in range(len(texts))
+    ]
     return served(model, chat_of(parts, texts), texts)
 
 
@@ -199,7 +202,7 @@ def _user(text: str) -> ChatMessage:
     return ChatMessage.model_validate({"role": "user", "content": text})
 
 
-def _no(name: str) -> None:
+def _no(name: str) -> NoReturn:
     raise AssertionError(name)
 
 
