@@ -15,7 +15,7 @@ from vllm_matrix import Answered, Count
 from pictool.api import compile
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import object_key
-from pictool.core import Chunk, CompileOptions
+from pictool.core import Chunk, CompileOptions, PromptText
 from pictool.engines.vllm.scheduler.costs import LinkCosts
 
 HEAD = "<s>"  # a longer one would be recognised too, once it was linked
@@ -104,7 +104,7 @@ def test_a_request_may_choose_the_policy_or_opt_out(pair: tuple[rig.World, rig.E
 def test_what_is_not_whole_is_not_linked(pair: tuple[rig.World, rig.Engine]) -> None:
     world, engine = pair
     (chunk,) = rig.random_chunks((70,))
-    head, tail = world.model.encode(HEAD), world.model.encode(rig.TAIL)
+    head, tail = world.model.encode(PromptText(HEAD)), world.model.encode(rig.TAIL)
     for middle in (chunk.tokens[1:], chunk.tokens[:-1], (*chunk.tokens[:30], 7, *chunk.tokens[31:])):
         exact = world.case("full", chunks=[Chunk("", middle, "cut")], head=HEAD)
         world.store.path(object_key(world.model, Chunk("", middle, "cut"))).unlink(missing_ok=True)
@@ -130,7 +130,7 @@ def test_a_document_is_linked_from_its_first_to_its_last_token_that_is_the_same(
     parts = rig.part_of(world, document, slice(1, -1), policy.needs.sinks)
     chunk = Chunk("part", document.tokens[1:-1], "part")
     case = parts.case(policy, chunks=[chunk], head=f"{BEFORE}e", tail=f"w{AFTER}")
-    assert case.tokens == list(world.model.encode(f"{BEFORE}{PASTED}{AFTER}"))
+    assert case.tokens == list(world.model.encode(PromptText(f"{BEFORE}{PASTED}{AFTER}")))
     key = object_key(world.model, document, CompileOptions(policy.needs.sinks))
     ways = {"recognise": True, "keys": [key], "chunks": [{"key": key, "start": 1}]}
     time.sleep(0.5 if way == "recognise" else 0)

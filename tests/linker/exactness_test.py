@@ -32,6 +32,7 @@ from subjects import (
 )
 
 from pictool.api import compile
+from pictool.core import PromptText
 from pictool.errors import ForeignObjectError, ObjectError
 from pictool.linker.policies import make_policy, policies
 from pictool.linker.policies.base import Policy, Prompt, Selection
@@ -70,7 +71,7 @@ def test_rule_1_the_prompt_is_the_concatenation(architecture: str, compiled: Sto
     one, chunks = subject(architecture), make_chunks(LENGTHS)
     linked = run(one, compiled, make_policy("naive", {}), chunks)
     encode = one.model.encode
-    wanted = [*encode(HEAD), *(token for chunk in chunks for token in chunk.tokens), *encode(TAIL)]
+    wanted = [*encode(PromptText(HEAD)), *(token for chunk in chunks for token in chunk.tokens), *encode(TAIL)]
     assert linked.image.layout.tokens.tolist() == wanted
     assert wanted[0] == one.model.bos_id
 

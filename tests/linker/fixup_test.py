@@ -12,7 +12,7 @@ import torch
 from subjects import HEAD, LENGTHS, TAIL, Subject, make_chunks, max_difference, parts_of, run, subject
 
 from pictool.api import compile, link
-from pictool.core import Chunk, Layout, Sampling
+from pictool.core import Chunk, Layout, PromptText, Sampling
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Prompt
@@ -112,13 +112,15 @@ def test_texts_are_compiled_with_a_table_and_only_once(one: Subject, store: Stor
     for _ in range(2):
         link(one.model, store, chunks, TAIL, policy, head=HEAD, on_compile=lambda done: compiled.append(done.key))
     assert len(compiled) == len(set(compiled)) == 5  # a chunk stands twice in the prompt; the head is compiled too
-    with store.open(compile(one.model, store, [Chunk(HEAD, one.model.encode(HEAD), "head")])[0].key) as file:
+    with store.open(
+        compile(one.model, store, [Chunk(HEAD, one.model.encode(PromptText(HEAD)), "head")])[0].key
+    ) as file:
         assert file.meta.fixups is None
 
 
 def test_a_document_of_the_heads_tokens_has_its_table(one: Subject, store: Store) -> None:
     """They share one object, which is compiled once; and again for its table, if only the head's was there."""
-    chunks = [*make_chunks((29,)), Chunk(HEAD, one.model.encode(HEAD), "same")]
+    chunks = [*make_chunks((29,)), Chunk(HEAD, one.model.encode(PromptText(HEAD)), "same")]
     for _ in range(2):
         compiled: list[str] = []
         policy = make_policy("fixup", {"ratio": 0.2})

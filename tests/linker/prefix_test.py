@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from subjects import ARCHITECTURES, HEAD, LENGTH_DEPENDENT, LENGTHS, Subject, make_chunks, max_difference, parts_of, run
 from subjects import subject as subject_of
 
-from pictool.core import Chunk
+from pictool.core import Chunk, PromptText
 from pictool.errors import ForeignObjectError, InputError, StoreError
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
@@ -296,7 +296,7 @@ def test_few_open_files(llama: Subject, store: Store, monkeypatch: pytest.Monkey
     chunks = make_chunks((29,))
     run(llama, store, BY_FOUR, chunks)
     monkeypatch.setattr("pictool.linker.context.allow_open_files", lambda count: min(count, 5))
-    assert computed(run(llama, store, BY_FOUR, chunks)) == 29 + len(llama.model.encode(HEAD)) - 20
+    assert computed(run(llama, store, BY_FOUR, chunks)) == 29 + len(llama.model.encode(PromptText(HEAD))) - 20
 
 
 def test_fields() -> None:

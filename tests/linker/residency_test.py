@@ -12,7 +12,7 @@ import torch
 from chunks import flip
 from subjects import HEAD, LENGTH_DEPENDENT, TAIL, default_policy, make_chunks, subject
 
-from pictool.core import Chunk, CompileOptions
+from pictool.core import Chunk, CompileOptions, PromptText
 from pictool.engines.torch import TorchEngine
 from pictool.errors import InputError, ModelError, ObjectError, PicError
 from pictool.linker import batch
@@ -97,7 +97,7 @@ def batches(model: Model, store: Store, specs: list[Spec], pool: ResidentObjects
 def test_a_batch_has_one_plan_of_duplicates_and_cycles(store: Store) -> None:
     model, lego = subject("llama").model, make_policy("legolink", {"k": 3})
     one, two = make_chunks((29, 17))
-    pool, head = residents(model, 3 * (100 + GROWTH)), len(model.encode(HEAD))
+    pool, head = residents(model, 3 * (100 + GROWTH)), len(model.encode(PromptText(HEAD)))
     batches(model, store, [spec([one, two], lego)], pool)
     (first, _), (second, read) = batches(model, store, [spec([one, two], lego), spec([two, one], lego)], pool)
     assert first.requests == second.requests == 2 and first.moved == second.moved and read == 0
@@ -113,7 +113,7 @@ def test_a_batch_has_one_plan_of_duplicates_and_cycles(store: Store) -> None:
 def test_what_several_of_a_batch_want_is_loaded_once(store: Store) -> None:
     model, naive = subject("qwen3").model, make_policy("naive")
     one, two = make_chunks((29, 17))
-    head = len(model.encode(HEAD))
+    head = len(model.encode(PromptText(HEAD)))
     (first, read), (second, again) = batches(
         model, store, [spec([one, two], naive), spec([two, one, two], naive)], residents(model, 3 * (100 + GROWTH))
     )
@@ -126,7 +126,7 @@ def test_prompts_with_the_same_documents_in_the_same_places_take_turns_there(sto
     specs = [spec(chunks, lego, f" {word}?") for word in ("why", "who", "where")]
     uses = [use for use, _ in batches(model, store, specs, residents(model, 3 * (100 + GROWTH)))]
     assert [use.requests for use in uses] == [1, 1, 1] and [use.moved.moves for use in uses] == [0, 0, 0]
-    assert uses[1].stayed == uses[2].stayed == uses[0].loaded == 46 + len(model.encode(HEAD))
+    assert uses[1].stayed == uses[2].stayed == uses[0].loaded == 46 + len(model.encode(PromptText(HEAD)))
 
 
 @pytest.mark.parametrize(("tokens", "requests", "has_room"), [(400, 1, True), (800, 2, True), (260, 1, False)])
@@ -183,7 +183,7 @@ def test_a_batch_that_nobody_wants_any_more_ends(store: Store) -> None:
     next(outcomes)
     outcomes.close()
     (use, read), _ = batches(model, store, specs, pool)
-    assert use.requests == 2 and use.stayed == use.resident == 46 + len(model.encode(HEAD)) and read == 0
+    assert use.requests == 2 and use.stayed == use.resident == 46 + len(model.encode(PromptText(HEAD))) and read == 0
 
 
 def test_streams_that_take_turns_stay_where_they_are(store: Store) -> None:
@@ -283,7 +283,7 @@ def test_a_link_that_fails_leaves_nothing_half_loaded(store: Store) -> None:
     wanted = Spec.raw([str(bad), str(good)], TAIL, naive, HEAD)
     linked = link(model, store, wanted, residents=pool)
     assert same(linked, link(model, store, wanted)) and linked.pool is not None
-    assert (linked.pool.resident, linked.pool.loaded) == (29 + len(model.encode(HEAD)), 40)
+    assert (linked.pool.resident, linked.pool.loaded) == (29 + len(model.encode(PromptText(HEAD))), 40)
 
 
 def test_a_salt_finds_no_object_of_another(store: Store) -> None:
@@ -301,7 +301,7 @@ def test_an_engine_with_a_pool_answers_and_reports(store: Store, tmp_path: Path)
             engine.answer(spec(order, policy)).report() for order in (chunks, chunks[::-1])
         ]
     assert "pool" not in TorchEngine(model, store).answer(spec(chunks, policy)).report()
-    head = len(model.encode(HEAD))
+    head = len(model.encode(PromptText(HEAD)))
     first, second = (report["pool"] for report in reports)
     assert first["loaded"] == second["resident"] == 46 + head and second["stayed"] == head
     assert (second["moves"], second["moved"], second["duplicates"]) == (2, 46, 0) and second["tokens_per_ms"] > 0
