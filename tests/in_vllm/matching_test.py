@@ -130,7 +130,7 @@ def test_a_document_is_linked_from_its_first_to_its_last_token_that_is_the_same(
     parts = rig.part_of(world, document, slice(1, -1), policy.needs.sinks)
     chunk = Chunk("part", document.tokens[1:-1], "part")
     case = parts.case(policy, chunks=[chunk], head=f"{BEFORE}e", tail=f"w{AFTER}")
-    assert case.tokens == list(world.model.encode(f"{BEFORE}{PASTED}{AFTER}"))
+    assert case.tokens == list(world.model.encode(PromptText(f"{BEFORE}{PASTED}{AFTER}")))
     key = object_key(world.model, document, CompileOptions(policy.needs.sinks))
     ways = {"recognise": True, "keys": [key], "chunks": [{"key": key, "start": 1}]}
     time.sleep(0.5 if way == "recognise" else 0)
