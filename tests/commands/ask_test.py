@@ -64,7 +64,7 @@ def test_json_is_that_of_link_with_sources_and_problems(docs: Path, model: Path)
     assert report["unreadable"] == [{"path": "docs/noise.bin", "problem": "is binary"}]
     (best, other) = report["sources"]
     assert (best["path"], best["place"], other["place"]) == ("docs/a.md", "Harbour", "p. 2") and best["score"] > 0
-    assert report["tokens"]["context"] == report["tokens"]["head"] + best["tokens"] + other["tokens"]
+    assert report["tokens"]["context"] == report["tokens"]["head"] + best["tokens"] + other["tokens"] + 1  # between
     shown = pic("inspect", best["key"], "--text").out
     assert "harbour was quiet" in shown
 

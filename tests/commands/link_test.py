@@ -17,6 +17,7 @@ from commands.run import Outcome, flip, pic, without_timing, write
 from pictool.commands.link import Stream
 from pictool.errors import UnwritableStoreError
 from pictool.store.store import Store
+from pictool.trace.format import read_trace
 
 QUERY = ("-q", "Who knows why?", "--max-new-tokens", 12)
 REPORT = ["answer", "algo", "params", "model", "engine", "tokens", "timing", "compare", "request"]
@@ -42,7 +43,7 @@ def test_json_has_exactly_the_contract_s_keys(link: Any, model: Path) -> None:
     assert (found["model"], found["compare"]) == (str(model), None)
     tokens = found["tokens"]
     assert tokens["prompt"] == tokens["context"] + tokens["tail"]
-    assert isinstance(tokens["recomputed"], float) and tokens["recomputed"] == 6.0  # two chunks, three rows each
+    assert isinstance(tokens["recomputed"], float) and tokens["recomputed"] == 7.0  # 3 rows of both, 1 between
     assert 1 <= tokens["generated"] <= 12
     assert found["timing"]["ttft_s"] >= found["timing"]["recompute_s"] > 0
 
@@ -104,13 +105,14 @@ def test_a_script_equals_the_same_options(link: Any) -> None:
         documents: [../a.txt, ../b.txt]
         query: "Who knows why?"
         query_template: "Q: {query} A:"
+        separator: "-"
         policy: {algo: legolink, k: 2}
         max_new_tokens: 5
     """)  # fmt: skip
     scripted = report(link("-T", "queries/s.yaml", "--json"))
     options = (
-        "--head", "You know all.", "-q", "Who knows why?", "--query-template", "Q: {query} A:", "-k", 2,
-        "--max-new-tokens", 5,
+        "--head", "You know all.", "-q", "Who knows why?", "--query-template", "Q: {query} A:", "--separator", "-",
+        "-k", 2, "--max-new-tokens", 5,
     )  # fmt: skip
     assert scripted == report(link("a.txt", "b.txt", *options, "--json"))
     assert scripted["params"] == {"k": 2} and scripted["tokens"]["generated"] <= 5
@@ -146,10 +148,10 @@ def test_a_trace_has_the_contract_s_tensors(link: Any) -> None:
     n, context = found["tokens"]["prompt"], found["tokens"]["context"]
     shapes = {name: (str(tensor.dtype), tensor.shape) for name, tensor in tensors.items()}
     assert shapes == {
-        "tokens": ("int32", (n,)), "starts": ("int32", (4,)), "rows": ("bool", (3, n)), "logits": ("float32", (320,))
+        "tokens": ("int32", (n,)), "starts": ("int32", (5,)), "rows": ("bool", (3, n)), "logits": ("float32", (320,))
     }  # fmt: skip
     assert tensors["starts"].tolist()[:2] == [0, found["tokens"]["head"]] and tensors["starts"][-1] == context
-    assert tensors["rows"][:, context:].all() and tensors["rows"][:, :context].sum(1).mean() == 6
+    assert tensors["rows"][:, context:].all() and tensors["rows"][:, :context].sum(1).mean() == 7
     assert np.isfinite(tensors["logits"]).all()
     with safe_open("out/t.safetensors", "np") as file:
         assert json.loads(file.metadata()["report"]) == {key: found[key] for key in REPORT if key != "request"}
@@ -193,6 +195,23 @@ def test_pic_yaml_gives_head_and_template(link: Any) -> None:
     write("pic.yaml", 'head: You know all.\nquery_template: "{query}!"\n')
     assert report(link(*options)) == given
     assert report(link(*options, "--head", ""))["tokens"]["head"] == 1
+
+
+def test_the_separator_is_a_setting(link: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("a.txt", "b.txt", *QUERY, "--json", "--trace", "t")
+
+    def text(*more: Any) -> str:
+        assert link(*options, *more).code == 0
+        return "".join(read_trace(Path("t")).texts)
+
+    blank = text()
+    write("pic.yaml", 'separator: "\\n***\\n"\n')
+    stars = text()
+    monkeypatch.setenv("PIC_SEPARATOR", "")
+    joined = text()
+    assert stars.count("***\n") == blank.count("\n\n") == 2
+    assert stars.replace("***\n", "") == blank.replace("\n\n", "\n") == joined
+    assert text("--separator", "\n\n") == blank
 
 
 def test_fixup_wants_tables_or_a_fallback(link: Any, model: Path, texts: tuple[Path, Path]) -> None:

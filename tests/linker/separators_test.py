@@ -80,6 +80,8 @@ def test_recomputing_everything_is_full(
     architecture: str, policy: str, fields: dict[str, Any], compiled: Store
 ) -> None:
     require_linkable(subject(architecture), make_policy(policy, fields))
+    if policy == "fixup" and architecture in tiny.HYBRIDS:
+        pytest.skip("compiles for long; its rows are those of a hybrid's other policies")
     apart, _ = difference_but_at_ties(
         subject(architecture), lambda: run(architecture, compiled, make_policy(policy, fields))
     )
