@@ -307,7 +307,7 @@ def _lay_out_texts(model: Model, store: Store, spec: Spec, opened: ExitStack) ->
     prompt = resolve_prompt(model, store, spec, opened)
     tail, parts = encode_within(model, prompt.tail, "the query"), (prompt.head, *prompt.parts)
     layout = lay_out(model, prompt.head.chunk, [part.chunk for part in prompt.parts], tail)
-    laid_out = PromptParts(layout, (*(part.chunk.text for part in parts), prompt.tail), parts)
+    laid_out = PromptParts(layout, prompt.texts, parts)
     if spec.policy.needs.chain_block:  # a chain says itself what it has
         return laid_out
     return laid_out.without_objects([index for index, part in enumerate(parts) if part.is_separator])

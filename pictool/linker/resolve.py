@@ -84,6 +84,12 @@ class ResolvedPrompt:
     head: Part
     parts: tuple[Part, ...]
     tail: PromptText
+    written_head: PromptText
+
+    @property
+    def texts(self) -> tuple[str | PromptText, ...]:
+        """Of head, parts and tail, each as it is tokenized."""
+        return (self.written_head, *(part.chunk.text for part in self.parts), self.tail)
 
     @property
     def objects(self) -> list[Part]:
@@ -100,7 +106,7 @@ def resolve_prompt(model: Model, store: Store, spec: Spec, opened: ExitStack) ->
     frame, separator = spec.frame(model), spec.separator_for(model)
     parts = separated(model, resolve_documents(model, store, spec, opened), separator)
     tail = frame.tail_after(parts[-1].chunk.text, separator) if parts else frame.tail
-    return ResolvedPrompt(head_part(model, spec, frame.head), tuple(parts), tail)
+    return ResolvedPrompt(head_part(model, spec, frame.head), tuple(parts), tail, frame.head)
 
 
 def separated(model: Model, parts: Sequence[Part], separator: str) -> list[Part]:

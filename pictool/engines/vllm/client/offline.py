@@ -15,7 +15,7 @@ import numpy as np
 
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import Compiled, object_key, sink_tokens
-from pictool.core import Chunk, CompileOptions, FixupTable, Layout, PromptText, Sampling
+from pictool.core import Chunk, CompileOptions, FixupTable, Layout, Sampling
 from pictool.engines.base import Answer, Engine, Feature, LinkResult
 from pictool.engines.vllm.request import FIELD
 from pictool.engines.vllm.versions import INSTALL, require_version
@@ -196,11 +196,8 @@ class VllmEngine(Engine):
             parts, tail = prompt.parts, self.model.encode(prompt.tail)
             layout = lay_out(self.model, prompt.head.chunk, [part.chunk for part in parts], tail)
             if spec.policy.needs.tables:  # what vLLM compiles has no table
-                texts: tuple[str | PromptText, ...] = (
-                    prompt.head.chunk.text, *(part.chunk.text for part in parts), prompt.tail
-                )  # fmt: skip
                 tables = tuple(self._table(part) for part in parts)
-                spec.policy.select(Prompt(self.model, layout, texts, tables))
+                spec.policy.select(Prompt(self.model, layout, prompt.texts, tables))
             objects = prompt.objects
             longest = max([layout.num_tokens, *(len(part.chunk) + part.options.sinks for part in objects)])
             self._start(min(self.model.max_positions, longest + spec.max_new_tokens + 2))
