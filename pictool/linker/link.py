@@ -315,10 +315,12 @@ def _lay_out_texts(model: Model, store: Store, spec: Spec, opened: ExitStack) ->
 
 def _lay_out_plan(model: Model, store: Store, plan: LinkPlan, opened: ExitStack) -> PromptParts:
     require_room(model, plan.layout.num_tokens)
-    parts, tail = resolve_plan(model, store, plan, opened), plan.layout.tokens[plan.layout.tail[0] :]
-    last = str(model.tokenizer.decode(tail.tolist())) if plan.policy.needs.runs_model else ""
+    parts, tail = resolve_plan(model, store, plan, opened), plan.layout.tokens[plan.layout.tail[0] :].tolist()
+    last = str(model.tokenizer.decode(tail)) if plan.policy.needs.runs_model else ""
+    pairs = [*((part.chunk.text, part.chunk.tokens) for part in parts), (last, tail)]
+    texts = tuple(model.encoder.as_tokenized(text, ids) for text, ids in pairs)
     required = None if plan.policy.needs.chain_block else plan.required  # a chain says itself what it has
-    return PromptParts(plan.layout, (*(part.chunk.text for part in parts), last), tuple(parts), required)
+    return PromptParts(plan.layout, texts, tuple(parts), required)
 
 
 class LinkTimer:

@@ -93,6 +93,10 @@ class Encoder:
         """A text with the names of what is put before it."""
         return (self.prefix_text if not isinstance(text, str) and self.has_prefix(text) else "") + str(text)
 
+    def as_tokenized(self, text: str, ids: Sequence[int]) -> str | PromptText:
+        """The text of some ids: a template's, if control tokens are among them."""
+        return text if self.find_control(ids) is None else PromptText(text)
+
     def find_control(self, ids: Sequence[int]) -> int | None:
         """The first control token of some ids, but for what is unknown."""
         return next((token for token in ids if token in self._ids and token != self.unknown), None)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from pictool.compiler.compile import CODEC
-from pictool.core import FixupTable, RowMask, TokenIds
+from pictool.core import FixupTable, PromptText, RowMask, TokenIds
 from pictool.engines.vllm.client.setup import ConnectorSettings
 from pictool.engines.vllm.request import (
     CompileParams,
@@ -281,10 +281,11 @@ class Planner:
             table = file.fixups()
         return None if table is None else table[span.part]
 
-    def _text(self, plan: LinkPlan, span: Span) -> str:
+    def _text(self, plan: LinkPlan, span: Span) -> str | PromptText:
         """The text of the object, if all of it is in the span; else what the span's tokens decode to."""
+        ids = plan.layout.tokens[span.start : span.end].tolist()
         if span.key is not None:
             with open_object(self._store, self.target, span.key, plan.salt) as file:
                 if file.meta.num_tokens == span.end - span.start:
-                    return file.text()
-        return self._decode(plan.layout.tokens[span.start : span.end].tolist())
+                    return self._model.encoder.as_tokenized(file.text(), ids)
+        return self._model.encoder.as_tokenized(self._decode(ids), ids)
