@@ -166,10 +166,10 @@ class Planner:
         if len(request.text) > _CHARACTERS_PER_TOKEN * len(prompt):  # encoding it would take long for nothing
             raise RequestError(f"compile: the prompt's {len(prompt)} tokens are not those of so long a text")
         with self._models:
-            tokens = self._model.encode(request.text)
-        if not tokens:
+            readings = {self._model.encode(text) for text in (request.text, PromptText(request.text))}  # a head's
+        if () in readings:
             raise RequestError("compile: the text has no tokens; there is nothing to compile")
-        if tuple(prompt[request.sinks : -1]) != tokens:
+        if tuple(prompt[request.sinks : -1]) not in readings:
             raise RequestError("compile: the prompt is not sinks, the text's tokens and one token more")
 
     def _require_allowed(self, policy: Policy) -> None:
