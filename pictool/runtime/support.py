@@ -207,7 +207,7 @@ def _rope_problems(config: PretrainedConfig) -> Iterator[str]:
         if (parameters.get("partial_rotary_factor") or 1.0) > 1:
             yield _must("partial_rotary_factor", parameters["partial_rotary_factor"], "at most 1")
         width = getattr(config, "qk_rope_head_dim", None)
-        if architecture.rotary and width not in (None, _rotated_width(config, parameters)):
+        if architecture.rotary and width is not None and width != _rotated_width(config, parameters):
             yield _must("head_dim", config.head_dim, f"such that its rotated part has qk_rope_head_dim ({width})")
         for field in ("short_factor", "long_factor"):
             value = parameters.get(field)

@@ -19,7 +19,7 @@ from pictool.compiler.chunking import make_chunk
 from pictool.compiler.chunking import make_chunks as cut
 from pictool.compiler.splitters import split
 from pictool.compiler.splitters.base import Splitter
-from pictool.core import Chunk, Separator, Text
+from pictool.core import Chunk, PromptText, Separator, Text
 from pictool.errors import ModelError
 from pictool.linker.link import Linked, link
 from pictool.linker.policies import make_policy, policies
@@ -67,7 +67,15 @@ def test_full_is_the_model_on_the_texts_with_separators(architecture: str, compi
     one, encode = subject(architecture), subject(architecture).model.encode
     linked, (first, second, third) = run(architecture, compiled, make_policy("full")), make_chunks(LENGTHS)
     apart = encode("\n\n")
-    wanted = [*encode(HEAD), *first.tokens, *apart, *second.tokens, *apart, *third.tokens, *encode("\n\n" + TAIL)]
+    wanted = [
+        *encode(PromptText(HEAD)),
+        *first.tokens,
+        *apart,
+        *second.tokens,
+        *apart,
+        *third.tokens,
+        *encode("\n\n" + TAIL),
+    ]
     assert linked.image.layout.tokens.tolist() == wanted
     with torch.no_grad():
         logits = one.reference(torch.tensor([wanted])).logits[0, -1]

@@ -13,7 +13,7 @@ import pytest
 
 from pictool.compiler.chunking import make_chunk
 from pictool.conversation import Conversation
-from pictool.core import Text, TokenIds
+from pictool.core import PromptText, Text, TokenIds
 from pictool.documents.library import LibraryReader
 from pictool.engines.torch import TorchEngine
 from pictool.engines.vllm.client.offline import link_params
@@ -169,10 +169,10 @@ def test_every_route_has_the_ids_of_link(models: dict[str, Model], route: str) -
 
 def test_the_ids_are_those_of_the_texts_with_a_blank_line_between_them(models: dict[str, Model]) -> None:
     model, (first, second, _) = models["plain"], DOCS
-    parts = ["<s>", first.rstrip(), "\n\n", second, f"\nQuestion: {QUESTION}\nAnswer:"]
+    parts = [PromptText("<s>"), first.rstrip(), "\n\n", second, f"\nQuestion: {QUESTION}\nAnswer:"]
     assert link(model, [first.rstrip(), second]) == [token for part in parts for token in model.encode(part)]
     chat = models["chat"]
-    parts = ["<s>[user]", first.rstrip(), "\n\n", second, f"\n{QUESTION}\n[assistant]"]
+    parts = [PromptText("<s>[user]"), first.rstrip(), "\n\n", second, f"\n{QUESTION}\n[assistant]"]
     assert link(chat, [first.rstrip(), second]) == [token for part in parts for token in chat.encode(part)]
 
 
@@ -194,7 +194,7 @@ def test_texts_beside_a_document_are_apart_and_pieces_of_one_text_are_not(models
     pieces = (ObjectReference("0"), ObjectReference("1", continues=True))
     texts = [text, ", and it is loud."]
     chat = ChatPrompt((Turn("user", (*turns_of([_user("Read:")], _no, _no)[0].pieces, *pieces)),))
-    wanted = ["<s>[user]Read:\n\n", *texts, "\n[assistant]"]
+    wanted = [PromptText("<s>[user]Read:\n\n"), *texts, "\n[assistant]"]
     assert served(model, chat, texts) == [token for part in wanted for token in model.encode(part)]
 
 

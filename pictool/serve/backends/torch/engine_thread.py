@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-import torch
 from greenlet import greenlet
 
 from pictool.runtime.turns import set_checkpoint
@@ -67,6 +66,8 @@ class EngineTask:
         Raises:
             TaskCancelled: the task has been cancelled, or has lost its place.
         """
+        import torch  # the queue of other engines imports this module, and none
+
         assert self._running is not None
         # Modes of torch are the thread's: others run in the default ones, and this task goes on in its own.
         with torch.inference_mode(False):
