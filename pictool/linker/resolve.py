@@ -216,7 +216,8 @@ def _object_parts(model: Model, store: Store, path: Path, opened: ExitStack) -> 
     if store.requires_signed and not store.admits(file):
         raise ObjectError(f"{path}: no trusted key has signed it (--require-signed); sign it, or compile its text")
     tokens, meta = _own_tokens(model, file, str(path)), file.meta
-    require_text(model, file.tokens(), str(path))
+    if file.text():  # an object of tokens alone, as measurements make them, is of no document
+        require_text(model, file.tokens(), str(path))
     return [Part(Chunk(file.text(), tokens, str(path)), CompileOptions(meta.sinks, meta.codec, cut=meta.cut), file)]
 
 
