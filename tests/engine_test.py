@@ -95,7 +95,7 @@ def test_a_trace_says_what_the_link_did(model: Model, store: Store, tmp_path: Pa
         metadata, tensors = trace.metadata(), {name: trace.get_tensor(name) for name in trace.keys()}
     assert metadata["answer"] == result.text
     assert json.loads(metadata["report"]) == json.loads(json.dumps(result.report()))
-    assert tensors["tokens"].dtype == np.int32 and tensors["starts"].tolist() == [0, 1, 36, 56]
+    assert tensors["tokens"].dtype == np.int32 and tensors["starts"].tolist() == [0, 1, 36, 38, 58]
     rows = np.zeros((3, len(tensors["tokens"])), dtype=bool)
     rows[:, 1:9] = rows[:, 36:44] = rows[:, 56:] = True
     assert np.array_equal(tensors["rows"], rows)

@@ -98,7 +98,7 @@ COMPILE = [
 
 LINKING = [
     Case("missing document", (*LINK, "x.txt"), ("x.txt", "no such file")),
-    Case("prompt too long", (*LINK, "l.txt"), ("521", "512", "fewer or shorter"), files(l_txt="harbour " * 125)),
+    Case("prompt too long", (*LINK, "l.txt"), ("523", "512", "fewer or shorter"), files(l_txt="harbour " * 125)),
     Case("unknown key", (*LINK, "abcd1234"), ("abcd1234", "pic store ls")),
     Case("short key", (*LINK, "abc"), ("abc", "4 hex digits")),
     Case("ambiguous key", ("store", "show", "abcd"), ("abcd", "2 objects", "pic store ls"), two_objects_of_one_prefix),
