@@ -96,7 +96,7 @@ class Spec:
         """What is between its documents, less what is there already (`separator_between`)."""
         if self.separator is not None:
             return self.separator
-        return "" if self.is_raw else model.separator
+        return "" if self.is_raw or self.written is not None else model.separator
 
     def frame(self, model: Model) -> Frame:
         """The prompt's head and tail.
