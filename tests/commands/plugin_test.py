@@ -83,7 +83,8 @@ def ran(packages: str, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     root = tmp_path_factory.mktemp("ran")
     for name in "ab":
         write(root / f"{name}.txt", TEXT)
-    link = ("link", "a.txt", "b.txt", "-q", "Who knows why?", "--max-new-tokens", 2, "-m", str(model), "--json")
+    link = ("link", "a.txt", "b.txt", "-q", "Who knows why?", "--separator", "", "--max-new-tokens", 2,
+            "-m", str(model), "--json")  # fmt: skip
     bench = ("--shape", "tiny", "--device", "cpu", "--repeats", 1, "--chunk-tokens", 8, "--tail-tokens", 4, "--algo",
              "strided-50", "--json")  # fmt: skip
     commands: dict[str, tuple[Any, ...]] = {

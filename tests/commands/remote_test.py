@@ -98,7 +98,8 @@ def test_a_key_that_the_remote_does_not_give_fails(model: Path, far: Store, serv
 
 
 def test_a_key_comes_from_the_remote(model: Path, far: Store, server: Server) -> None:
-    keys = far.keys()
+    keys = [key for key in far.keys() if "<s>" not in far.peek(key).text()]  # without the head, which is no document
+    assert len(keys) == len(far.keys()) - 1 == 2
     outcome = pic("link", *keys, "-q", "Why?", "-m", model, "--store", "near", "--remote", server.url)
     assert outcome.code == 0 and set(keys) <= set(Store("near").keys())
 
