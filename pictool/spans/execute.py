@@ -290,9 +290,7 @@ class _Run:
         for model, spans in texts.items():
             with self._failing(node, path):
                 engine = self._executor.engine_of(model)
-                chunks = [
-                    make_chunk(engine.model, span_text(span, engine.model.separator), span.source) for span in spans
-                ]
+                chunks = [make_chunk(engine.model, span_text(span), span.source) for span in spans]
                 engine.compile(chunks, spec.objects_for(engine.model))
 
     def _repeat(self, node: nodes.Repeat, path: Path) -> _Task[Query]:

@@ -17,7 +17,7 @@ from pictool.compiler.chunking import encode_within
 from pictool.core import Chunk, GeneratedChunk, PromptText, Separator
 from pictool.errors import InputError, ModelError
 from pictool.runtime.chat.template import PLAIN_QUERY, render_chat, separator_between
-from pictool.spans.query import Fragment, Join, Message, Par, Plus, Query, Role
+from pictool.spans.query import Fragment, Join, Message, Par, Plus, Query, Role, Seq
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -125,18 +125,10 @@ def _between(model: Model, between: PromptText) -> Chunk:
     return Chunk(text, tokens, "between spans") if text.strip() else Separator(text, tokens, "separator")
 
 
-def span_text(span: MessageSpan, separator: str) -> str:
-    """A span's text as it is in the prompt, its messages with a separator between them."""
-    text = _joined([message.text for message in span.messages], separator)
+def span_text(span: MessageSpan) -> str:
+    """A span's text as it is in the prompt: its messages as they are written."""
+    text = "".join(message.text for message in span.messages)
     return text + seam_after(text) if isinstance(span.messages[-1], Output) else text
-
-
-def _joined(texts: Sequence[str], separator: str) -> str:
-    """Texts with what separates them."""
-    result = ""
-    for text in texts:
-        result += (separator_between(result, separator, text) if result else "") + text
-    return result
 
 
 def seam_after(output: str) -> str:
@@ -161,12 +153,22 @@ def _walk(query: Query) -> Iterator[MessageSpan]:
 
 
 def _children(plus: Query) -> Iterator[Query]:
-    """The children of a +; those of a + or of a par in it are its own."""
-    for child in plus.children:
+    """The children of a +; those of a + or of a par in it are its own, also where a seq or par has nothing else."""
+    for child in map(_unwrapped, plus.children):
         if isinstance(child, Plus | Par):
             yield from _children(child)
         else:
             yield child
+
+
+def _unwrapped(child: Query) -> Query:
+    """What a seq or par is, all other parts of which have no text."""
+    while isinstance(child, Seq | Par):
+        kept = [part for part in child.parts if any(span.messages for span in _walk(part))]
+        if len(kept) != 1:
+            break
+        (child,) = kept
+    return child
 
 
 def _source(messages: Sequence[Message]) -> str:
@@ -176,7 +178,7 @@ def _source(messages: Sequence[Message]) -> str:
 
 def _chunk(model: Model, span: MessageSpan) -> Chunk:
     """A span as a chunk; of a single output the tokens are those that were generated."""
-    text = span_text(span, model.separator)
+    text = span_text(span)
     first = span.messages[0]
     if len(span.messages) > 1 or not isinstance(first, Output) or not first.tokens:
         return Chunk(text, encode_within(model, text, "the prompt"), span.source)
@@ -188,14 +190,14 @@ def _render_plain(model: Model, spans: Sequence[MessageSpan]) -> tuple[PromptTex
     """Head, what is between the objects, and tail, of a model without a chat template."""
     *rest, last = spans
     asked = last.messages[-1]
-    texts = [span_text(span, model.separator) for span in spans]
+    texts = [span_text(span) for span in spans]
     if not last.is_object and asked.role == "user" and type(asked) is Message:
-        before = [message.text for message in last.messages[:-1]]
+        before = "".join(message.text for message in last.messages[:-1])
         tail = PLAIN_QUERY.replace("{query}", asked.text)
+        before += separator_between(before, model.separator, tail) if before else ""
         if not any(span.is_object for span in rest):  # a prompt without objects: the question is its tail
-            before_tail = _joined([*before, tail], model.separator).removesuffix(tail)
-            return _bos(model) + model.encoder.quoted(before_tail), [], model.encoder.quoted(tail)
-        texts[-1] = _joined([*before, tail], model.separator)
+            return _bos(model) + model.encoder.quoted(before), [], model.encoder.quoted(tail)
+        texts[-1] = before + tail
     return _split(model, spans, texts)
 
 
@@ -264,7 +266,7 @@ def _chat(model: Model, spans: Sequence[MessageSpan]) -> tuple[list[dict[str, st
     for span in spans:
         if span.is_object:
             add("user", _OPEN.format(count) + _CLOSE, "")
-            count, before = count + 1, span_text(span, model.separator)
+            count, before = count + 1, span_text(span)
             continue
         for message in span.messages:
             if "\x02" in message.text or _CLOSE in message.text:

@@ -169,7 +169,13 @@ def test_every_route_has_the_ids_of_link(models: dict[str, Model], route: str) -
 
 def test_the_ids_are_those_of_the_texts_with_a_blank_line_between_them(models: dict[str, Model]) -> None:
     model, (first, second, _) = models["plain"], DOCS
-    parts = [PromptText("<s>"), first.rstrip(), "\n\n", second, f"\nQuestion: {QUESTION}\nAnswer:"]
+    parts: list[str | PromptText] = [
+        PromptText("<s>"),
+        first.rstrip(),
+        "\n\n",
+        second,
+        f"\nQuestion: {QUESTION}\nAnswer:",
+    ]
     assert link(model, [first.rstrip(), second]) == [token for part in parts for token in model.encode(part)]
     chat = models["chat"]
     parts = [PromptText("<s>[user]"), first.rstrip(), "\n\n", second, f"\n{QUESTION}\n[assistant]"]
@@ -194,7 +200,7 @@ def test_texts_beside_a_document_are_apart_and_pieces_of_one_text_are_not(models
     pieces = (ObjectReference("0"), ObjectReference("1", continues=True))
     texts = [text, ", and it is loud."]
     chat = ChatPrompt((Turn("user", (*turns_of([_user("Read:")], _no, _no)[0].pieces, *pieces)),))
-    wanted = [PromptText("<s>[user]Read:\n\n"), *texts, "\n[assistant]"]
+    wanted: list[str | PromptText] = [PromptText("<s>[user]Read:\n\n"), *texts, "\n[assistant]"]
     assert served(model, chat, texts) == [token for part in wanted for token in model.encode(part)]
 
 
