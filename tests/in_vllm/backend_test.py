@@ -372,7 +372,9 @@ def test_gemini_and_span_queries(served: Served, torch_server: Live) -> None:
             name = backend.post("/v1beta/cachedContents", json=contents).json()["name"]
             path = f"/v1beta/models/{NAME}:generateContent"
             whole = backend.post(path, json=body | {"cachedContent": name}).json()
-            streamed = backend.post(path.replace(":g", ":streamG"), json=body | {"cachedContent": name}).text
+            streamed = backend.post(
+                path.replace(":g", ":streamG") + "?alt=sse", json=body | {"cachedContent": name}
+            ).text
             texts = [json.loads(line[6:])["candidates"][0]["content"]["parts"][0]["text"]
                      for line in streamed.split("\n\n") if line]  # fmt: skip
             text = whole["candidates"][0]["content"]["parts"][0]["text"]
