@@ -17,7 +17,7 @@ from hostile.judge import Case, Step
 from hostile.surfaces.base import Surface
 from hostile.values import NUMBERS, SHAPES, dumps, mutate_tree
 
-LIMIT_S = 12.0  # a trial's, and the answer's
+LIMIT_S = 12.0  # a trial's and the answer's: the judge says what is longer, so it may be reached
 Schema = dict[str, Any]
 _EDGES = (
     *(number for number in NUMBERS if isinstance(number, int | float) and abs(number) < float("inf")),
