@@ -117,6 +117,19 @@ class BackendSettings:
     separator: str | None = None
 
 
+def _open_residents(model: Model, store: Store, settings: BackendSettings) -> ResidentObjects | None:
+    """The KV that stays on the device, if the settings leave room for some. Raises as `TorchBackend`."""
+    if settings.pool_bytes:
+        engine_of(model).require("pool", "--pool")
+    pool_bytes = settings.pool_bytes
+    if pool_bytes is None:
+        pool_bytes = default_pool_bytes(model) if "pool" in engine_of(model).supports else 0
+    if settings.kept_bytes and not pool_bytes:
+        raise InputError(f"--keep-prefixes: needs KV of {model.name} on the device, and there is none; see --pool")
+    kept = store.within("prefixes", max_bytes=settings.kept_bytes) if settings.kept_bytes else None
+    return ResidentObjects(model, pool_bytes, True, kept, store.memory) if pool_bytes else None
+
+
 class TorchBackend(Backend):
     """Answers on `transformers` models in this process. A context manager, of which `close` is the end.
 
@@ -128,15 +141,7 @@ class TorchBackend(Backend):
         self._base, self._store, self._settings = model, store, settings
         model.on_note = lambda text: _log.warning("pic: %s", text)
         self._engines: dict[str, TorchEngine] = {}  # by salt
-        if settings.pool_bytes:
-            engine_of(model).require("pool", "--pool")
-        pool_bytes = settings.pool_bytes
-        if pool_bytes is None:
-            pool_bytes = default_pool_bytes(model) if "pool" in engine_of(model).supports else 0
-        if settings.kept_bytes and not pool_bytes:
-            raise InputError(f"--keep-prefixes: needs KV of {model.name} on the device, and there is none; see --pool")
-        kept = store.within("prefixes", max_bytes=settings.kept_bytes) if settings.kept_bytes else None
-        self._residents = ResidentObjects(model, pool_bytes, True, kept, store.memory) if pool_bytes else None
+        self._residents = _open_residents(model, store, settings)
         self.model, self.created = settings.name or model.name, int(time.time())
         self.context_length = model.max_positions
         self.policy = settings.policy
