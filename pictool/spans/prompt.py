@@ -1,9 +1,9 @@
 """From a call's input, after all below it has run, to a prompt: texts, and the spans that are linked as objects.
 
 A child of a + is a span. All spans from the first to the last, and what is written between them, are documents; what
-comes before them is the head, what follows them the tail. Between any two texts is the model's separator, as
-`separator_between` has it. So `g(plus(file(a), file(b)), "Q")` is the prompt of
-`pic link a b -q Q`.
+comes before them is the head, what follows them the tail. Before and after each span that is an object is the model's
+separator, as `separator_between` has it; its messages are written as they are. So `g(plus(file(a), file(b)), "Q")` is
+the prompt of `pic link a b -q Q`.
 """
 
 from __future__ import annotations
