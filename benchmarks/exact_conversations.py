@@ -24,7 +24,7 @@ import torch
 import transformers
 
 from benchmarks.output import write_results
-from pictool.core import Sampling
+from pictool.core import PromptText, Sampling
 from pictool.linker.grid import parse_policy
 from pictool.runtime.memory.image import GROWTH
 from pictool.runtime.memory.pool import slot_bytes
@@ -100,7 +100,7 @@ async def converse(server: Server, model: Model, requests: int, draw: random.Ran
         prompt = write_prompt(draw, 2)
         return list(model.encode("".join(prompt.pages[:1]) + question_text(prompt.questions[0].text)))
 
-    system = list(model.encode((model.tokenizer.bos_token or "") + "".join(write_prompt(draw, 2).pages)))
+    system = list(model.encode(PromptText((model.tokenizer.bos_token or "") + "".join(write_prompt(draw, 2).pages))))
     talks, answered = [Talk(TENANTS[i % 2], [*system]) for i in range(TALKS)], list[tuple[list[int], str]]()
     while len(answered) < requests:
         batch = draw.sample(talks, draw.randint(1, 4))

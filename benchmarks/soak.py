@@ -37,6 +37,7 @@ import transformers
 
 from benchmarks.exact_conversations import ANSWER, exact
 from benchmarks.output import write_results
+from pictool.core import PromptText
 from pictool.runtime.model import load_model
 from pictool.world.generate import WorldPrompt, question_text, write_prompt
 
@@ -142,7 +143,7 @@ def conversations(count: int, draw: random.Random) -> list[list[tuple[str, str]]
         for question in prompt.questions[:3]:
             text += question_text(question.text)
             bos = model.tokenizer.bos_token or ""
-            answer = exact(model, reference, list(model.encode(bos + text)))
+            answer = exact(model, reference, list(model.encode(PromptText(bos + text))))
             talk.append((text, answer))
             text += answer
         talks.append(talk)

@@ -32,6 +32,7 @@ from benchmarks.output import write_results
 from benchmarks.peers import adapters
 from benchmarks.peers.adapters import PEERS, SEPARATOR, Request, text_of
 from pictool.bench.shapes import random_module, shape_of
+from pictool.core import PromptText
 from pictool.runtime.model import Model, load_model
 from pictool.world.generate import filler, question_text, write_prompt
 
@@ -50,7 +51,9 @@ class Part:
 
     def work(self, scratch: Path) -> dict[str, Any]:
         """The file that an adapter reads."""
-        longest = max(len(self.model.encode(text_of(each))) for repeat in self.repeats for each in repeat.values())
+        longest = max(
+            len(self.model.encode(PromptText(text_of(each)))) for repeat in self.repeats for each in repeat.values()
+        )
         return {
             "model": str(self.directory), "scratch": str(scratch), "repeats": self.repeats,
             "new_tokens": self.new_tokens, "max_tokens": longest + self.new_tokens + 16,
@@ -69,8 +72,8 @@ def requests(
         parts = [text + SEPARATOR for text in order]
         made[phase] = {"head": head, "documents": parts, "tail": question_text(question)}
         texts: list[str] = [head, *parts, question_text(question)]
-        tokens = [token for text in texts for token in model.encode(text)]
-        assert tokens == list(model.encode(text_of(made[phase]))), "a tokenizer that joins the parts"
+        tokens = [token for text in texts for token in model.encode(PromptText(text))]
+        assert tokens == list(model.encode(PromptText(text_of(made[phase])))), "a tokenizer that joins the parts"
     return made
 
 
@@ -110,7 +113,7 @@ def references(part: Part) -> list[dict[str, str]]:
     for repeat in part.repeats[1:]:
         row = {}
         for phase, request in repeat.items():
-            ids = torch.tensor([part.model.encode(text_of(request))])
+            ids = torch.tensor([part.model.encode(PromptText(text_of(request)))])
             with torch.inference_mode():
                 made = module.generate(ids, max_new_tokens=part.new_tokens, do_sample=False)
             row[phase] = str(part.model.tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True))

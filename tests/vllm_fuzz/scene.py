@@ -15,7 +15,7 @@ import vllm_rig as rig
 
 from pictool.api import compile
 from pictool.compiler.chunking import make_chunk
-from pictool.core import Chunk
+from pictool.core import Chunk, PromptText
 from pictool.runtime.model import Model, load_model
 from pictool.store.matches import NamedObject, locate
 from pictool.store.store import Store
@@ -122,7 +122,7 @@ def _random_chunk(model: Model, draw: random.Random, length: int) -> Chunk:
 def _make_prompt(model: Model, chunks: Sequence[Chunk], draw: random.Random) -> Prompt:
     if draw.random() < 0.3:
         return _make_chat(model, chunks, draw)
-    tokens = [*model.encode(draw.choice(HEADS))]
+    tokens = [*model.encode(PromptText(draw.choice(HEADS)))]
     places = []
     for document in draw.sample(range(len(chunks)), draw.choice((0, 1, 2, 3, 4))):
         whole = list(chunks[document].tokens)
@@ -140,7 +140,7 @@ def _make_chat(model: Model, chunks: Sequence[Chunk], draw: random.Random) -> Pr
     texts = [i for i, chunk in enumerate(chunks) if chunk.source != "test"]
     chosen = draw.sample(texts, draw.choice((1, 2, 3)))
     message = draw.choice(LAYOUTS).format("\n".join(chunks[i].text for i in chosen))
-    tokens = model.encode(message.join(TEMPLATE))
+    tokens = model.encode(PromptText(message.join(TEMPLATE)))
     named = [NamedObject(str(i), np.asarray(chunks[i].tokens, dtype=np.int32)) for i in chosen]
     matches = locate(named, np.asarray(tokens, dtype=np.int32), lambda ids: str(model.tokenizer.decode(ids)))
     places = [Place(match.start, int(match.key), match.offset, len(match.tokens)) for match in matches]
