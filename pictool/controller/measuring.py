@@ -258,8 +258,9 @@ def random_object(model: Model, tokens: int, seed: int, codec: str = CODEC) -> C
 
 
 def _random_tokens(model: Model, count: int, seed: int) -> tuple[int, ...]:
-    draw = np.random.default_rng(seed).integers(0, model.config.vocab_size, count)
-    return tuple(int(token) for token in draw)
+    """Tokens that a document may have: no control tokens."""
+    allowed = np.setdiff1d(np.arange(model.config.vocab_size), [*model.encoder.control.values()])
+    return tuple(np.random.default_rng(seed).choice(allowed, count).tolist())
 
 
 def drop_page_cache(paths: Iterable[Path]) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 OnCompile = Callable[[Compiled], None]
+_MARGIN = 16  # tokens, of which several may be one character
 _ATTEMPTS = 8  # to open what was just compiled, while others evict
 
 
@@ -105,7 +106,7 @@ def resolve_prompt(model: Model, store: Store, spec: Spec, opened: ExitStack) ->
     """
     frame, separator = spec.frame(model), spec.separator_for(model)
     parts = separated(model, resolve_documents(model, store, spec, opened), separator)
-    tail = frame.tail_after(parts[-1].chunk.text, separator) if parts else frame.tail
+    tail = frame.tail_after(_end_of(model, parts[-1], separator), separator) if parts else frame.tail
     return ResolvedPrompt(head_part(model, spec, frame.head), tuple(parts), tail, frame.head)
 
 
@@ -114,11 +115,18 @@ def separated(model: Model, parts: Sequence[Part], separator: str) -> list[Part]
     result: list[Part] = []
     for part in parts:
         if result and not (part.chunk.continues or part.is_separator or result[-1].is_separator):
-            text = separator_between(result[-1].chunk.text, separator)
+            text = separator_between(_end_of(model, result[-1], separator), separator)
             if tokens := model.encode(text):
                 result.append(Part.of(Separator(text, tokens, "separator"), CompileOptions()))
         result.append(part)
     return result
+
+
+def _end_of(model: Model, part: Part, separator: str) -> str:
+    """The end of a part's text, as long as a separator at least. What an object says of its text does not count."""
+    if part.file is None:
+        return part.chunk.text
+    return str(model.tokenizer.decode(list(part.chunk.tokens[-len(separator) - _MARGIN :])))
 
 
 def resolve_documents(model: Model, store: Store, spec: Spec, opened: ExitStack) -> list[Part]:
@@ -216,8 +224,7 @@ def _object_parts(model: Model, store: Store, path: Path, opened: ExitStack) -> 
     if store.requires_signed and not store.admits(file):
         raise ObjectError(f"{path}: no trusted key has signed it (--require-signed); sign it, or compile its text")
     tokens, meta = _own_tokens(model, file, str(path)), file.meta
-    if file.text():  # an object of tokens alone, as measurements make them, is of no document
-        require_text(model, file.tokens(), str(path))
+    require_text(model, file.tokens(), str(path))
     return [Part(Chunk(file.text(), tokens, str(path)), CompileOptions(meta.sinks, meta.codec, cut=meta.cut), file)]
 
 
