@@ -18,6 +18,7 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of the programs that tests start: there is a worker of pytest for each core
 settings.register_profile("pictool", deadline=None)  # no test asserts a time
 settings.load_profile("pictool")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and its programs would
 
 
 @pytest.fixture(autouse=True)

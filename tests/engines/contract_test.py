@@ -30,7 +30,7 @@ def model() -> Model:
 
 @pytest.mark.parametrize("name", [name for name in policies() if not policies()[name]().needs.runs_model])
 def test_an_answer_is_a_link_and_its_decoding(model: Model, store: Store, name: str) -> None:
-    spec = Spec("nobody knows?", CHUNKS, make_policy(name), max_new_tokens=7)
+    spec = Spec("nobody knows?", CHUNKS, make_policy(name), max_new_tokens=7, separator="")
     with TorchEngine(model, store) as engine:
         compiled: list[Compiled] = []
         result, answer = engine.link(spec, on_compile=compiled.append), engine.answer(spec)

@@ -21,7 +21,6 @@ def write_setting(path: Path, name: str, value: str) -> None:
     """
     from pictool.store.files import atomic_write, locked_for_change
 
-    _changed(path, name, value)  # a mistake is told before anything is made
     with locked_for_change(path):
         changed = _changed(path, name, value)
         with atomic_write(path) as file:
