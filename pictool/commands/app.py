@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from pictool import __version__
 from pictool.commands.console.errors import GRACE_S, INTERRUPTED, drop_stdout, end_within, fail, os_problem
 from pictool.commands.console.verbosity import Verbosity, set_verbosity
+from pictool.commands.removed import replacement
 from pictool.escapes import guard_streams
 
 # What `pic --help` says of each command; its module has its name.
@@ -50,6 +51,8 @@ class _Commands(TyperGroup):
         """As git has it, `pic help link` is `pic link --help`, and `pic version` is `pic --version`."""
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
+        if instead := replacement(args):
+            fail(instead, 2)
         return super().parse_args(ctx, ["--version"] if args == ["version"] else args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

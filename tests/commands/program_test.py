@@ -18,6 +18,7 @@ from terminal import open_terminal
 import pictool
 from commands.conftest import TEXT
 from commands.run import Objects, write
+from pictool.commands import removed
 from pictool.commands.console import progress
 from pictool.store.files import LOCK, locked
 from pictool.store.store import Store
@@ -53,6 +54,22 @@ def test_closed_streams(arguments: list[str], closed: str, code: int, told: str)
     done = subprocess.run(shell, capture_output=True, text=True, timeout=120)
     assert done.returncode == code and (("store" in done.stdout) == (code == 0))
     assert told in done.stderr and done.stderr.count("\n") == bool(told)
+
+
+def test_what_has_left_is_one_line_that_names_its_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removed, "REMOVED", {"gone": "A", "store gone": "B", "link --gone": "C"})
+    for arguments, instead in (
+        ("gone a --help", "A"), ("-q gone", "A"), ("store gone", "B"), ("link x --gone=3", "C"),
+        ("store gone2", None), ("store --gone", None), ("link -- --gone", None), ("link gone", None),
+    ):  # fmt: skip
+        named = removed.replacement(arguments.split())
+        assert (named and named.rpartition(" ")[2]) == instead
+
+
+@pytest.mark.parametrize("removed", removed.REMOVED)
+def test_the_program_names_each_replacement(removed: str) -> None:
+    done = run(*removed.split())
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr.startswith(f"pic: error: {removed}: ")
 
 
 @pytest.mark.parametrize(("own", "policy"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
