@@ -88,6 +88,20 @@ def test_a_template_that_cannot_be_split_is_refused(plain: Model, template: str)
         make_frame(with_template(plain, template), "why?")
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 1 / 0 }}", "{% for %}", "{% include '/etc/passwd' %}", "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}", "{{ nothing.at.all }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ raise_exception('roles\n must alternate') }}",
+    ],
+)  # fmt: skip
+def test_a_template_that_fails_is_one_line_that_names_it(plain: Model, template: str) -> None:
+    with pytest.raises(ModelError, match=r"chat: its chat template \(tokenizer_config\.json\)") as caught:
+        make_frame(with_template(plain, template), "why?")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
 def test_bad_queries_are_refused(plain: Model) -> None:
     with pytest.raises(InputError, match="empty"):
         make_frame(plain, " \n")

@@ -9,8 +9,6 @@ from typing import Any
 import openai
 import pytest
 
-from pictool.bounded_process import BoundedProcess
-from pictool.runtime.chat import parsing
 from pictool.runtime.chat.parsing import AnswerParser
 from serve.live import END, NAME, RESPONSES, Live, Script
 
@@ -136,17 +134,6 @@ def test_a_model_that_cannot_say_calls_takes_no_tools(live: Live) -> None:
     assert "response_template" in live.error(400, "POST", "/v1/chat/completions", json=body)["message"]
 
 
-def test_a_parser_that_hangs_costs_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process is ended; what it held is text, and so is the rest."""
-    slow = BoundedProcess("pictool.runtime.chat.parser_process", 0.5, parsing.LIMIT_BYTES)
-    monkeypatch.setattr(parsing, "_process", slow)
-    fields: dict[str, Any] = {"content": {}, "tool_calls": {"open_pattern": "(a|a?)+(a|aa)+!", "close": ">"}}
-    parser = AnswerParser({"start_anchor": "x", "fields": fields}, "x", [], True)
-    parts = [*parser.feed("a" * 60 + "b"), *parser.feed(" more"), *parser.end("</s>")]
-    assert "".join(part.text for part in parts) == "a" * 60 + "b more"
-    slow.close()
-
-
 DOUBLING: dict[str, Any] = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)}
 
 
@@ -160,12 +147,8 @@ DOUBLING: dict[str, Any] = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] *
     ],
 )
 def test_a_strict_schema_that_is_costly_to_validate_costs_no_others_answer(
-    at: dict[str, Any], more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    at: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    """The process is that of all answers: it is not ended."""
-    monkeypatch.setattr(
-        parsing, "_process", process := BoundedProcess("pictool.runtime.chat.parser_process", 20, 1 << 30)
-    )
     schema = {"type": "object", "properties": {"at": at}, "additionalProperties": False} | more
     tool = {"type": "function", "function": {"name": "look", "strict": True, "parameters": schema}}
     other = AnswerParser(RESPONSES, "[assistant]", TOOLS, True)
@@ -173,7 +156,6 @@ def test_a_strict_schema_that_is_costly_to_validate_costs_no_others_answer(
     call = json.dumps({"name": "look", "arguments": {"at": "a" * 40 + "b", "b" * 40 + "a": 1}})
     assert parsed(tool, call) == ["text"]
     assert [part.kind for part in [*begun, *other.feed(CALL[20:]), *other.end(END)]] == ["call"]
-    process.close()
 
 
 def parsed(tool: dict[str, Any], call: str) -> list[str]:

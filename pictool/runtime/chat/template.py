@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.core import Message, PromptText
 from pictool.errors import InputError, ModelError
-from pictool.runtime.chat.renderer import Renderer, TemplateFailure, TemplateRefusal
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 PLAIN_QUERY = "Question: {query}\nAnswer:"
 CHAT_QUERY = "{query}"
 _MARK = "\x02documents\x03"
-_renderer = Renderer()
 
 
 def separator_between(before: str, separator: str, after: str = "") -> str:
@@ -176,13 +174,30 @@ def render_chat(
         if _reads_parts(template, tuple(sorted(variables.items()))):
             quoted = [_in_parts(message) for message in quoted]
         more = quotes.quote(tools) or None, quotes.quote(documents) or None
-        return quotes.read(_renderer.render(template, quoted, variables, *more))
-    except TemplateRefusal as error:
-        raise ModelError(
-            f"{_origin(model)} refuses these messages ({error}); leave --head, the system message, out"
-        ) from error
-    except (TemplateFailure, ValueError) as error:  # ValueError: several templates, and none of them is the default
-        raise ModelError(f"{_origin(model)} fails: {error}; correct it, or use another model") from error
+        return quotes.read(_render(template, quoted, variables, *more))
+    except ModelError:
+        raise
+    except Exception as error:  # a template can raise anything; several, and none of them is the default: ValueError
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        if said.startswith("TemplateError: "):  # its own `raise_exception`
+            said = said.removeprefix("TemplateError: ")
+            raise ModelError(
+                f"{_origin(model)} refuses these messages ({said}); leave --head, the system message, out"
+            ) from error
+        raise ModelError(f"{_origin(model)} fails: {said}; correct it, or use another model") from error
+
+
+def _render(
+    template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] | None = None, documents: Sequence[Mapping[str, Any]] | None = None,
+) -> str:  # fmt: skip
+    """The text of a chat, as `transformers` renders it in jinja2's sandbox."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    texts, _ = render_jinja_template(
+        [messages], tools, documents, chat_template=template, add_generation_prompt=True, **variables
+    )
+    return str(texts[0])
 
 
 @lru_cache(16)
@@ -192,8 +207,8 @@ def _reads_parts(template: str, variables: tuple[tuple[str, str], ...]) -> bool:
 
     def keeps(message: Mapping[str, Any]) -> bool:
         try:
-            return question["content"] in _renderer.render(template, [message], dict(variables))
-        except (TemplateRefusal, TemplateFailure):
+            return question["content"] in _render(template, [message], dict(variables))
+        except Exception:  # a template can raise anything
             return False
 
     return not keeps(question) and keeps(_in_parts(question))

@@ -23,7 +23,6 @@ CHAT = (
 )
 TEMPLATES = (
     "{{1/0}}",
-    "{{ 'x' * 10**10 }}",
     "{% for i in range(10**9) %}{{ i }}{% endfor %}",
     "{% include 'config.json' %}",
     "{% import 'x' as y %}",
@@ -38,14 +37,12 @@ TEMPLATES = (
     "{% block x %}",
     "{{ messages|tojson }}",
     "{{ cycler.__init__.__globals__.os.system('touch ../outside/own') }}",
-    "{{ 9**9**9 }}",
     "{{ range(10**12)|list|length }}",
     "{{ ('x' * 10**6) * 10**6 }}",
     "{{ messages|map('upper')|list }}",
     "",
     " ",
     "x",
-    "{% set x = namespace(a=[]) %}{% for i in range(99999) %}{% set x.a = x.a + [i] %}{% endfor %}",
     "{{ '%s' % () }}",
     "{{ ''.join(messages) }}",
     "{{ 'a'|int('b', 99) }}",
