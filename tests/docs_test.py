@@ -17,7 +17,7 @@ import pytest
 import typer
 from commands.run import pic
 from typer.testing import CliRunner
-from write_reference import GENERATED, rewritten
+from write_reference import rewritten
 
 from pictool.eval.datasets import datasets
 from pictool.linker.policies import policies
@@ -62,11 +62,6 @@ def section(page: str, heading: str) -> str:
     """The text under a heading of the second level."""
     text = (REFERENCE / page).read_text(encoding="utf-8")
     return next(part for part in text.split("\n## ")[1:] if part.partition("\n")[0] == heading)
-
-
-def words_of(text: str) -> int:
-    """The words of a page that somebody wrote for it: no generated tables, and no code."""
-    return len(re.findall(r"\S*\w\S*", re.sub(r"```.*?```", "", GENERATED.sub("", text), flags=re.DOTALL)))
 
 
 @pytest.mark.parametrize("page", sorted(REFERENCE.glob("*.md")), ids=lambda page: page.name)
