@@ -16,7 +16,6 @@ import re
 import resource
 import secrets
 import stat
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,7 +27,6 @@ from pictool.reading import NotRegularError, open_regular
 Publish = Callable[[Path, Path], None]  # makes a complete temp file visible under its name
 LOCK = "lock"  # of a store; holds the bytes of all objects, as decimal text
 _OTHER_FILES = 128  # that a process has open beside objects
-_PATIENCE = 1000  # times 1 ms to wait for another writer of the same output
 _OWNER_ONLY = 0o700
 _TEMP = re.compile(r"\..*\.[0-9a-f]{16}\.tmp", re.DOTALL)
 _SHARED_BITS = 0o2777  # of a directory, that those in it inherit
@@ -63,10 +61,7 @@ def atomic_write(
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-            if isinstance(file.name, int):
-                _give_name(file.fileno(), target)
-            else:
-                (publish or os.replace)(Path(file.name), target)
+            (publish or os.replace)(Path(file.name), target)
         if durable:
             fsync_directory(target.parent)
     except OSError as error:
@@ -77,60 +72,12 @@ def atomic_write(
 
 @contextmanager
 def _output_file(target: Path) -> Iterator[BinaryIO]:
-    """A new file for a target outside of stores, of which no gc knows: without a name, so that a kill leaves nothing.
-
-    Where a file system knows no such files, it is a temp file, and those that killed writers of this target left are
-    removed.
-    """
-    try:
-        fd = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
-            raise
-    else:
-        with open(fd, "wb") as file:
-            yield file
-        return
+    """A temp file for a target outside of stores, of which no gc knows: those that killed writers left are removed."""
     name = f"{target.name[:16]}.{_digest(target)}"
     for left in filter(is_temp, target.parent.glob(f".{glob.escape(name)}.*.tmp")):
         remove_stale_temp(left)
     with _temp_file(target.parent, name, None) as file:
         yield file
-
-
-def _give_name(fd: int, target: Path) -> None:
-    """Make a whole file without a name visible as `target`, in place of what is there.
-
-    A link replaces nothing, so where there is something it gets a second name first, from which it is renamed. That is
-    the same at every time, and its writer holds a lock: what a kill between the two left is removed by the next writer.
-    """
-    temp = target.with_name(f".{target.name[:16]}.{_digest(target)}.tmp")
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    with suppress(FileExistsError):
-        _link(fd, target)
-        return
-    for _ in range(_PATIENCE):
-        with suppress(FileExistsError):
-            _link(fd, temp)
-            break
-        if remove_stale_temp(temp) is None:  # another process writes this target: it renames at once
-            time.sleep(0.001)
-    else:
-        temp = temp.with_suffix(f".{secrets.token_hex(8)}.tmp")
-        _link(fd, temp)
-    try:
-        os.replace(temp, target)
-    except OSError:
-        temp.unlink(missing_ok=True)
-        raise
-
-
-def _link(fd: int, name: Path) -> None:
-    root = os.open("/", os.O_PATH | os.O_CLOEXEC)  # with a directory, `os.link` follows the link in /proc to the file
-    try:
-        os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=root, follow_symlinks=True)
-    finally:
-        os.close(root)
 
 
 def _digest(target: Path) -> str:
@@ -141,7 +88,8 @@ def _digest(target: Path) -> str:
 @contextmanager
 def _temp_file(directory: Path, name: str, store: Path | None) -> Iterator[BinaryIO]:
     """A new file, locked; it is removed at the end unless it was renamed."""
-    make_directory(directory, store)
+    if store is not None:
+        make_directory(directory, store)
     while True:
         temp = directory / f".{name}.{secrets.token_hex(8)}.tmp"
         try:

@@ -27,7 +27,7 @@ from pictool.store.leases import leased_keys
 from pictool.store.objects.format import ObjectFile
 from pictool.store.scratch import abandoned_scratch, remove_scratch
 from pictool.store.side.databases import roll_back
-from pictool.store.side.folders import forget_compiled
+from pictool.store.side.folders import FOLDERS_FILE, forget_compiled
 from pictool.store.side.index import INDEX_FILE
 from pictool.store.side.readings import READINGS_FILE, forget_readings
 from pictool.store.side.sources import SOURCES_FILE, forget_sources
@@ -106,7 +106,7 @@ def _collect(root: Path, outer: Path) -> list[int]:
     ensure_store(root, outer)
     require_no_links(root / "tmp", root)
     files = [size for path in _temps(root) if (size := remove_stale_temp(path)) is not None]
-    for name in (INDEX_FILE, HITS_FILE, SOURCES_FILE, READINGS_FILE):  # that of the leases keeps its room
+    for name in (INDEX_FILE, HITS_FILE, SOURCES_FILE, READINGS_FILE, FOLDERS_FILE):  # that of the leases keeps its room
         roll_back(root / name)
     return files + remove_scratch(root)
 

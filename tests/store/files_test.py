@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import signal
@@ -167,39 +166,19 @@ def write_and_die(path: Path, step: str) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("has_nameless", [True, False])
-@pytest.mark.parametrize("step", ["fsync", "link", "replace"])
-def test_a_killed_output_leaves_the_old_file_and_nothing_for_ever(
-    step: str, has_nameless: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not has_nameless:
-        forbid_nameless(monkeypatch)
-    if step == "link" and not has_nameless:
-        pytest.skip("it makes no links")
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_killed_output_leaves_the_old_file_and_nothing_for_ever(step: str, tmp_path: Path) -> None:
     for name in ("out [1].kva", "another out.kva"):
         (tmp_path / name).write_bytes(b"old")
         for _ in range(2):
             write_and_die(tmp_path / name, step)
         assert (tmp_path / name).read_bytes() == b"old"
-    if has_nameless:
-        assert len(files(tmp_path)) == 2 + 2 * (step == "replace")  # then one of the same name each
+    assert len(files(tmp_path)) == 2 + 2  # a temp file each
     for name in ("out [1].kva", "another out.kva"):
         with atomic_write(tmp_path / name) as file:
             file.write(b"new")
         assert (tmp_path / name).read_bytes() == b"new"
     assert len(files(tmp_path)) == 2
-
-
-def forbid_nameless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a file system that knows no files without a name."""
-    plain = os.open
-
-    def refuse(path: str, flags: int, *more: int, **also: int) -> int:
-        if flags & os.O_TMPFILE == os.O_TMPFILE:
-            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-        return plain(path, flags, *more, **also)
-
-    monkeypatch.setattr(os, "open", refuse)
 
 
 def test_two_writers_of_one_output_leave_one_whole_file(tmp_path: Path) -> None:
