@@ -6,6 +6,7 @@ import ast
 import graphlib
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -193,6 +194,35 @@ def test_no_modules_import_each_other() -> None:
     graph = {name: imported_by(sources[name], names) - {name} for name in names}
     assert "pictool.store.store" in graph["pictool.linker.link"]
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+
+
+# The weight of each package, as docs/design.md §5 has it
+
+_WEIGHT = re.compile(r"^\| `([\w.]+)/?` \| ([\d,]+) \|$", re.MULTILINE)
+
+
+def statements(source: str) -> int:
+    """Statements without docstrings: denser lines do not lower it."""
+    return sum(
+        isinstance(node, ast.stmt) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for node in ast.walk(ast.parse(source))
+    )
+
+
+def test_statements_are_counted_not_lines() -> None:
+    assert statements('"""A module."""\ndef f():\n    """It."""\n    a = 1; return a\n') == 3
+
+
+def test_no_package_is_heavier_than_the_design_says() -> None:
+    """A package that needs more says so in the table and in the changelog; one that is lighter gives back its room."""
+    counts: Counter[str] = Counter()
+    for path in MODULES:
+        is_module = path.count("/") == 1
+        counts["pictool" if is_module else part_of(path)] += statements((ROOT / path).read_text(encoding="utf-8"))
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    bounds = {name: int(number.replace(",", "")) for name, number in _WEIGHT.findall(design)}
+    assert counts.keys() == bounds.keys()
+    assert {name: count for name, count in counts.items() if not bounds[name] - 25 <= count <= bounds[name]} == {}
 
 
 # What answers without a model must not wait for one
