@@ -8,6 +8,7 @@ from collections.abc import Sequence
 REMOVED: dict[str, str] = {
     "link --guarantee": "use --verify with --max-kl",
     "link --verify-share": "use --verify with --max-kl",
+    "query --plot": "use --explain, which prints both trees",
     "serve --guarantee": "ask for verify in a share of the requests, or verify a batch: pic link --batch --verify",
     "serve --verify-share": "ask for verify in a share of the requests, or verify a batch: pic link --batch --verify",
     "serve --reuse-parts": "compile the parts themselves: pic compile --chunk-tokens",
