@@ -170,7 +170,9 @@ def reduce_by_tree(node: Query, site: Site) -> Query | None:
     def judge(group: Sequence[Query], *number: int) -> Query:
         step: Path = ("judge", *number) if number else ()
         origin = None if node.origin is None else node.origin + step
-        over = _replaced(node.input, at, Plus((*pages, *group)))
+        over: Query = Plus((*pages, *group))
+        if isinstance(node.input, Seq | Cross):
+            over = node.input.with_children([*parts[:at], over, *parts[at + 1 :]])
         return replace(node, input=over, origin=origin)
 
     while len(candidates) > arity:
@@ -200,11 +202,6 @@ RULES = (
 )
 
 
-def is_deterministic(query: Query) -> bool:
-    """Whether it gives the same each time: every call at temperature 0, and nobody is asked."""
-    return not query.varies
-
-
 def has_calls(query: Query) -> bool:
     """Whether a model generates anything in it."""
     return any(isinstance(node, Generate | Chat | Map) for _, node in nodes(query))
@@ -228,12 +225,8 @@ def _outputs(child: Query) -> list[Query]:
                 call if call.origin is None else replace(call, origin=(*call.origin, index))
                 for index, call in enumerate([child.input] * child.n)
             ]
-        case Map(call, inputs):
-            written = None if child.origin is None else (*child.origin, "map")
-            return [
-                Generate(Message("user", text), call, origin=None if written is None else (*written, index))
-                for index, text in enumerate(inputs)
-            ]
+        case Map():
+            return list(child.calls())
     return [child]
 
 
@@ -252,10 +245,3 @@ def _is_empty(query: Query) -> bool:
     if isinstance(query, Message):
         return not query.text
     return isinstance(query, JOINS) and not query.children
-
-
-def _replaced(query: Query, index: int, part: Query) -> Query:
-    """A join with another child at `index`; or that child, if it is no join."""
-    if not isinstance(query, Seq | Cross):
-        return part
-    return query.with_children([*query.parts[:index], part, *query.parts[index + 1 :]])

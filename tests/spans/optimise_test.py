@@ -16,7 +16,7 @@ from pictool.spans.dsl import assistant, chat, cross, fragment, g, monad, par, p
 from pictool.spans.optimise import optimise, tree_text
 from pictool.spans.query import Call, Fragment, Generate, Message, Query, path_text, shape, with_origins
 from pictool.spans.query import nodes as nodes_of
-from pictool.spans.rules import RULES, SIMPLIFICATIONS, Effect, Options, is_deterministic
+from pictool.spans.rules import RULES, SIMPLIFICATIONS, Effect, Options
 
 F = (fragment("f1"), fragment("f2"))
 FOUND = Options(retrieve=lambda node: F)
@@ -126,7 +126,7 @@ def test_calls_that_are_equal_and_greedy_run_once() -> None:
     query = par(g("a", temperature=0), g("a", temperature=0), g("a"), g("a"), g("b", g("a", temperature=0)))
     shared = {path_text(path): path_text(first) for path, first in optimise(query).shared.items()}
     assert shared == {"par[1]": "par[0]", "par[4].g.input.cross[1]": "par[0]"}
-    assert not is_deterministic(g(nodes.Ask("?"), temperature=0)) and is_deterministic(g("a", temperature=None))
+    assert g(nodes.Ask("?"), temperature=0).varies and not g("a", temperature=None).varies
 
 
 def with_calls(rng: random.Random, depth: int = 3) -> Query:
@@ -168,7 +168,7 @@ def test_what_a_query_means_stays_under_every_rule_that_says_so() -> None:
         query = with_calls(rng)
         optimised = optimise(query, Options(sorts_plus=True), kept)
         fired |= {step.rule for step in optimised.steps}
-        assert optimised.is_same_prompt
+        assert all(step.effect is not Effect.PROMPT for step in optimised.steps)
         assert meaning(optimised.after) == meaning(query), (query, optimised.after)
     assert fired == {rule.name for rule in kept} - {"desugar R"}
 
@@ -183,7 +183,8 @@ def test_the_wheel_executes_simplified_queries_to_the_same_messages() -> None:
 
 
 def test_rules_that_change_the_prompt_say_so() -> None:
-    assert not optimise(g(plus(*candidates(4))), Options(arity=2)).is_same_prompt
+    steps = optimise(g(plus(*candidates(4))), Options(arity=2)).steps
+    assert Effect.PROMPT in {step.effect for step in steps}
 
 
 def test_explain_shows_the_trees_the_rules_and_what_is_shared() -> None:
