@@ -310,17 +310,17 @@ class TorchBackend(Backend):
                     pieces[index] = UnstoredText(make_chunk(model, piece.text, _MARKED).tokens)
                 task.checkpoint(ends_turn=is_new)
         plan, prompt_layout = self._plan(work, pieces, model, policy)
-        self._answer_plan(work, plan, prompt_layout, (lacks, tuple(marked)), task, send)
+        self._answer_plan(work, plan, replace(prompt_layout, marked=tuple(marked)), lacks, task, send)
 
     def _answer_plan(
-        self, work: AnswerRequest, plan: LinkPlan, prompt_layout: PromptLayout,
-        more: tuple[str | None, tuple[CompiledText, ...]], task: EngineTask, send: Send,
+        self, work: AnswerRequest, plan: LinkPlan, prompt_layout: PromptLayout, lacks: str | None, task: EngineTask,
+        send: Send,
     ) -> None:  # fmt: skip
-        """Link a prompt and answer it. `more`: why a marked text is computed exactly, and the objects of the others."""
-        (lacks, marked), model, policy = more, self.engine_of(work.tenant).model, plan.policy
+        """Link a prompt and answer it. `lacks`: why a marked text is computed exactly, if one is."""
+        model, policy = self.engine_of(work.tenant).model, plan.policy
         linked, problem = self._link(model, plan, prompt_layout, prefixes=not work.linking.verifies)
         reuse = _reuse_of(linked, prompt_layout, plan, problem)
-        reuse = replace(reuse, problem=reuse.problem or lacks, marked=marked, notes=prompt_layout.notes)
+        reuse = replace(reuse, problem=reuse.problem or lacks, marked=prompt_layout.marked, notes=prompt_layout.notes)
         send(StartEvent(self._explained(reuse, work.linking, policy, linked, prompt_layout, problem is not None)))
         task.checkpoint()
         limit, image, first = self._num_tokens(work, plan), linked.image, list[Step]()
