@@ -71,13 +71,6 @@ def measure_find(index: ContentIndex, prompt: TokenIds, salt: str = "") -> dict[
     }  # fmt: skip
 
 
-def measure_nearest(index: ContentIndex, prompt: TokenIds) -> dict[str, Any]:
-    """Of a prompt in which nothing is recognised: the search for the document that it nearly has."""
-    assert not index.find(prompt, 0)
-    ms = cpu_ms(lambda: index.nearest(prompt, 0), 7)
-    return {"tokens": len(prompt), "is_found": index.nearest(prompt, 0) is not None, "ms": ms}
-
-
 def measure(store: Store, count: int) -> dict[str, Any]:
     draw = np.random.default_rng(0)
     documents = [random_tokens(draw, int(length)) for length in draw.integers(*LENGTHS, count)]
@@ -90,11 +83,6 @@ def measure(store: Store, count: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "other_text": [measure_find(index, random_tokens(draw, length)) for length in lengths],
         "documents": [measure_find(index, prompt_of(draw, documents, length)) for length in lengths],
-    }
-    cut = np.concatenate([documents[i][: len(documents[i]) * 3 // 4] for i in range(64)])
-    nearest = {
-        "other_text": [measure_nearest(index, random_tokens(draw, length)) for length in lengths],
-        "parts_of_documents": measure_nearest(index, cut),
     }
     put_all(store, (np.full(length, 7, dtype=np.int32) for length in range(16, 600, 3)))
     small = [random_tokens(draw, MIN_TOKENS) for _ in range(2048)]
@@ -113,7 +101,7 @@ def measure(store: Store, count: int) -> dict[str, Any]:
         "smallest_documents_of_another_tenant": measure_find(index, np.concatenate(small[1024:])),
         "a_document_of_1000_tenants": measure_find(index, np.concatenate([documents[0]] * 50), "tenant 7"),
     }
-    return {"objects": count, "refresh": refresh, "find": found, "nearest": nearest}
+    return {"objects": count, "refresh": refresh, "find": found}
 
 
 def main() -> None:

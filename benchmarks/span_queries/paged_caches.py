@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pictool.spans.query import Join, Message, Plus, Query
-from pictool.spans.serialise import require_flat
+from pictool.errors import InputError
+from pictool.spans.query import Join, Message, Plus, Query, nodes, path_text
 
 Symbol = Hashable
 PAD, OPEN, CLOSE = "□", "(", ")"
@@ -39,7 +39,9 @@ def serialise_with_pointers(
     Raises:
         InputError: a node that has to be run first; with the path.
     """
-    require_flat(query)
+    for path, node in nodes(query):
+        if not isinstance(node, Message | Join):
+            raise InputError(f"{path_text(path)}: a {node.kind} has to be run before the query is serialised")
     symbols: list[Symbol] = []
     _write(query, encode, block, symbols)
     return tuple(symbols)

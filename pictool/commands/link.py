@@ -130,7 +130,6 @@ def run_link(request: RequestOptions, settings: Settings, verified: VerifyOption
         batch = BatchOptions.of(verified, options.output, canary, options.as_json)
         run_batch(batch, request, settings, options.engine)
         return
-    verified.refuse_of_batches()
     parsed = parse(request, settings, options, canary)
     with ExitStack() as opened:
         result = link_there(parsed) if settings.server else link_here(parsed, opened)

@@ -145,7 +145,6 @@ class QueryOutputOptions:
         Optional[str],
         option("-o, --output", "FILE", "Write the answers of --bulk as JSON Lines; a stopped run continues.", OUTPUT),
     ] = None
-    plot: Annotated[Optional[str], option("--plot", "FILE", "Draw both trees (.svg).", OUTPUT)] = None
     trace: Annotated[
         Optional[str],
         option("--trace", "DIR", "Write the run, with a trace of every call, for pic inspect and pic tui.", OUTPUT),
@@ -154,16 +153,12 @@ class QueryOutputOptions:
 
     def check(self, query: str) -> None:
         """Refuse what makes no sense together, and files that cannot be written. `query` is the input's name."""
-        if self.bulk and (self.plot or self.trace):
-            raise UsageError(f"{'--plot' if self.plot else '--trace'}: applies to one query, not to --bulk")
+        if self.bulk and self.trace:
+            raise UsageError("--trace: applies to one query, not to --bulk")
         if self.output is not None and not self.bulk:
             raise UsageError("-o: needs --bulk; for one query use --json > FILE")
         if self.explain and self.trace is not None:
             raise UsageError("--trace: --explain runs nothing")
-        if self.plot is not None:
-            if not self.plot.endswith(".svg"):
-                raise InputError(f"--plot {self.plot}: trees are drawn as .svg")
-            output_path("--plot", self.plot, [query])
         if self.output is not None:
             output_path("-o", self.output, [query])
         folder = None if self.trace is None else Path(self.trace)
@@ -309,8 +304,6 @@ def run_one(engines: Engines, options: RunOptions, output: QueryOutputOptions, q
     traces = None if output.trace is None else TraceWriter(Path(output.trace))
     executor = Executor(engines, options, make_hooks(output, traces))
     optimised = executor.optimise(query)
-    if output.plot is not None:
-        write_plot(output.plot, optimised)
     report = explain_report(optimised)
     if output.explain:
         report |= {"calls_run": optimised.num_calls, "text_tokens": count_tokens(executor, optimised.after)}
@@ -381,15 +374,6 @@ def count_tokens(executor: Executor, query: Query) -> int:
             except InputError as error:
                 raise InputError(f"{path_text(path if node.origin is None else node.origin)}: {error}") from error
     return sum(items_of(query, base, lambda text: len(model.encode(text))).values())
-
-
-def write_plot(path: str, optimised: OptimisedQuery) -> None:
-    from pictool.spans.draw import draw
-    from pictool.store.store import atomic_write
-
-    trees = [("before", optimised.before), ("after", optimised.after)] if optimised.steps else [("", optimised.after)]
-    with atomic_write(Path(path)) as file:
-        file.write(draw(trees).encode())
 
 
 class TraceWriter:

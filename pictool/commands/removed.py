@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 # Commands, subcommands and options as they were typed; an option without a command is that of every one.
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "link --guarantee": "use --verify with --max-kl",
+    "link --verify-share": "use --verify with --max-kl",
+    "query --plot": "use --explain, which prints both trees",
+    "serve --guarantee": "ask for verify in a share of the requests, or verify a batch: pic link --batch --verify",
+    "serve --verify-share": "ask for verify in a share of the requests, or verify a batch: pic link --batch --verify",
+    "serve --reuse-parts": "compile the parts themselves: pic compile --chunk-tokens",
+}
 
 
 def replacement(arguments: Sequence[str]) -> str | None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Optional
 from pictool import __version__
 from pictool.commands.console.errors import UsageError, of_command_line
 from pictool.commands.console.verbosity import is_verbose, note
-from pictool.commands.linking.batch import declared_guarantee
 from pictool.commands.linking.request import policy_of_settings
 from pictool.commands.ray.serve import FleetOptions, VllmOptions, opened_fleet, vllm_options
 from pictool.commands.settings.engine import engine_name, find_engine
@@ -28,8 +27,6 @@ from pictool.commands.settings.options import (
     SALT,
     CodecOption,
     EngineOption,
-    GuaranteeOption,
-    VerifyShareOption,
     argument,
     command,
     make_app,
@@ -58,10 +55,8 @@ _ALONE = (
     ("--min-tokens", "min_tokens"),
     ("--pool", "pool"),
     ("--keep-prefixes", "keep_prefixes"),
-    ("--guarantee", "guarantee"),
-    ("--reuse-parts", "reuse_parts"),
 )
-_TORCH_ONLY = ("max_tokens", "codec", "pool", "keep_prefixes", "guarantee", "reuse_parts")
+_TORCH_ONLY = ("max_tokens", "codec", "pool", "keep_prefixes")
 DEFAULT = "legolink-16"  # the policy of requests, where nobody says one
 _ACTIVE = 8  # requests that take turns; vLLM batches as many as it is set to
 _BATCHED = 64  # requests that a replica with vLLM has at once, where nobody says it
@@ -110,23 +105,12 @@ class ServeOptions:
     check_limit: Annotated[
         float, option("--check-limit", "NATS", "Mean KL to full recompute that the check allows.", POLICY, min=0)
     ] = 0.5
-    guarantee: GuaranteeOption = None
-    verify_share: VerifyShareOption = None
     max_tokens: Annotated[
         Optional[int], option("--max-tokens", "N", "Generate at most N tokens per answer.", ANSWER, min=1)
     ] = None
     min_tokens: Annotated[
         int, option("--min-tokens", "N", "Shortest document that is recognised, in tokens.", ANSWER, min=1)
     ] = 16
-    reuse_parts: Annotated[
-        bool,
-        option(
-            "--reuse-parts",
-            None,
-            "Also recognise parts of stored documents. Their KV tells of text that the prompt lacks.",
-            ANSWER,
-        ),
-    ] = False
     ttl: Annotated[float, option("--ttl", "S", "Lifetime in seconds of caches that name none.", COMPILING, min=1)] = (
         3600.0
     )
@@ -350,7 +334,6 @@ def check_choices(options: ServeOptions, settings: Settings) -> None:
     learned_bytes(options)
     pool_bytes(options)
     size_of("--keep-prefixes", options.keep_prefixes)
-    declared_guarantee(options.guarantee, options.verify_share)
     require_name(settings.model)
 
 
@@ -407,7 +390,6 @@ def make_backend_settings(options: ServeOptions, settings: Settings) -> BackendS
         codec=options.codec or settings.codec, name=options.name,
         learned_bytes=learned_bytes(options), pool_bytes=pool_bytes(options),
         kept_bytes=size_of("--keep-prefixes", options.keep_prefixes) or 0,
-        guarantee=declared_guarantee(options.guarantee, options.verify_share), reuses_parts=options.reuse_parts,
         separator=settings.separator,
     )  # fmt: skip
 

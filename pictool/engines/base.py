@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pictool.store.store import Store
     from pictool.trace.format import Trace
 
-Feature = Literal["trace", "outputs", "auto_ratio", "codecs", "tables", "chains", "plans", "pool", "whole_kl"]
+Feature = Literal["trace", "outputs", "auto_ratio", "codecs", "tables", "chains", "plans", "pool"]
 _FEATURES: dict[Feature, str] = {
     "trace": "shows no trace; use the torch engine",
     "outputs": "keeps no KV of outputs; compile them, or use the torch engine",
@@ -33,7 +33,6 @@ _FEATURES: dict[Feature, str] = {
     "tables": "measures no tables; compile with the torch engine first",
     "plans": "lays out its prompts itself; give documents and a query",
     "pool": "keeps KV in a cache of its own",
-    "whole_kl": "gives no logits of whole answers; use the torch engine",
     "chains": "has a prefix cache of its own; ask for full, or --engine torch",
 }
 

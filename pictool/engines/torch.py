@@ -27,7 +27,7 @@ class TorchEngine(Engine):
     name: ClassVar[str] = "torch"
     title: ClassVar[str] = "the torch engine"
     supports: ClassVar[frozenset[Feature]] = frozenset(
-        {"trace", "outputs", "auto_ratio", "codecs", "tables", "chains", "plans", "pool", "whole_kl"}
+        {"trace", "outputs", "auto_ratio", "codecs", "tables", "chains", "plans", "pool"}
     )
 
     def __init__(

@@ -61,11 +61,6 @@ class LinkPlan:
         """The spans that have an object."""
         return tuple(span for span in self.spans if span.key is not None)
 
-    @property
-    def num_documents(self) -> int:
-        """How many objects are linked after the head, which is exact."""
-        return sum(span.key is not None for span in self.spans[1:])
-
 
 def make_plan(
     policy: Policy, tokens: TokenIds, matches: Sequence[Match], head_key: str | None = None, salt: str = ""

@@ -128,24 +128,8 @@ class _Values:
                 of_pool("restored_bytes"),
             ),
         }
-        gauges["pic_guarantee_unverified"] = ("Answers that wait to be verified (--guarantee).", status.unverified)
-        yield from self._of_classes(status)
         yield from (GaugeMetricFamily(name, what, value) for name, (what, value) in gauges.items())
         yield from (CounterMetricFamily(name, what, value) for name, (what, value) in counters.items())
-
-    def _of_classes(self, status: BackendStatus) -> Iterator[Metric]:
-        """The figures of `--guarantee`, by class of answers."""
-        families: dict[str, tuple[type[Any], str]] = {
-            "bound": (GaugeMetricFamily, "Bound of the mean KL, nats, by class (--guarantee)."),
-            "linked": (GaugeMetricFamily, "1 if answers are linked, 0 if they are exact (--guarantee)."),
-            "verified": (CounterMetricFamily, "Answers that were verified (--guarantee)."),
-            "breaches": (CounterMetricFamily, "Proven breaches of the limit (--guarantee)."),
-        }
-        for name, (kind, what) in families.items():
-            family = kind(f"pic_guarantee_{name}", what, labels=["tenant", "policy", "documents"])
-            for row in status.guarantees:
-                family.add_metric(row["labels"], row[name])
-            yield family
 
 
 def _read(value: Callable[[], float]) -> float:

@@ -215,13 +215,12 @@ class PromptPart:
     """What became of the tokens [start, end) of a prompt.
 
     Fields:
-        reason: how their object was found (cache, marker, recognised, part, moved); "prefix": an earlier request
+        reason: how their object was found (cache, marker, recognised, moved); "prefix": an earlier request
             computed them; else why they were computed (`explained.REASONS`).
         key: of their object; empty: they were computed.
         recomputed: of an object's tokens, computed again: the mean over layers, rounded up; None: not known.
         is_new: their object was compiled for this request.
         text: how they begin.
-        part: of a part of an object, which [start, end) of how many tokens it is.
     """
 
     start: int
@@ -231,7 +230,6 @@ class PromptPart:
     recomputed: int | None = 0
     is_new: bool = field(default=False, compare=False, repr=False)
     text: str = ""
-    part: tuple[int, int, int] | None = None
 
     @property
     def state(self) -> str:
@@ -240,8 +238,6 @@ class PromptPart:
     def report(self) -> dict[str, Any]:
         found = {"start": self.start, "end": self.end, "state": self.state, "reason": self.reason, "text": self.text}
         linked: dict[str, Any] = {"key": self.key[:12], "recomputed_tokens": self.recomputed, "compiled": self.is_new}
-        if self.part is not None:
-            linked |= dict(zip(("part_start", "part_end", "part_of"), self.part, strict=True))
         return found | (linked if self.key else {})
 
 
@@ -254,15 +250,13 @@ class Reuse:
         exact: tokens whose KV is that of full recompute as far as their own rows go: computed, or reused in place.
         linked: tokens whose KV came from documents. recomputed: of documents, computed again.
         cached: tokens that were not computed.
-        source: how the documents were found: "cache", "marker", "recognised", "part", "moved", joined by "+"; "none".
+        source: how the documents were found: "cache", "marker", "recognised", "moved", joined by "+"; "none".
         problem: why a prompt was computed that should have been linked.
         hint: why documents in its texts were not recognised, as far as their form tells.
-        nearest: the stored document that comes nearest to a text in which none was recognised, and what is wrong.
         marked: the objects of its marked texts.
         notes: what is in its texts that the client may not expect.
         prefix: of the exact tokens, those that an earlier request computed after the same tokens.
         parts: what became of which tokens, without gaps; empty if that is not known. `explains`: the client asked.
-        guarantee: what is guaranteed of answers of its class, of a server with `--guarantee`.
         retrieved: documents that were found by the request's query.
     """
 
@@ -275,12 +269,10 @@ class Reuse:
     source: str = "none"
     problem: str | None = None
     hint: str | None = None
-    nearest: str | None = None
     marked: tuple[CompiledText, ...] = field(default=(), compare=False)
     prefix: int = 0
     parts: tuple[PromptPart, ...] = field(default=(), compare=False)
     explains: bool = False
-    guarantee: Mapping[str, Any] | None = field(default=None, compare=False)
     retrieved: tuple[RetrievedDocument, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -300,7 +292,7 @@ class Reuse:
 
     def report(self) -> dict[str, Any]:
         """The field `pic` of a response."""
-        names = ("problem", "hint", "nearest", "guarantee")
+        names = ("problem", "hint")
         more: dict[str, Any] = {name: text for name in names if (text := getattr(self, name)) is not None}
         if self.notes:
             more["notes"] = list(self.notes)
@@ -402,7 +394,6 @@ class BackendStatus:
         learned_bytes: of objects that were compiled from texts which requests repeat. learning_failures: such texts
             that could not be compiled, or not written.
         pool: what a pool on the device did; None: there is none.
-        guarantees: of each class of answers (`Guarantor.report`). unverified: chosen answers that wait for it.
     """
 
     waiting: int
@@ -413,8 +404,6 @@ class BackendStatus:
     learned_bytes: int = 0
     learning_failures: int = 0
     pool: PoolCounts | None = None
-    guarantees: Sequence[Mapping[str, Any]] = ()
-    unverified: int = 0
 
 
 class Backend(ABC):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path as FilePath
@@ -46,7 +47,7 @@ from pictool.spans.query import (
     with_origins,
 )
 from pictool.spans.retrieve import FileFragments, Retriever, bm25, find_fragments, query_text
-from pictool.spans.rules import SIMPLIFICATIONS, Options, has_calls, is_deterministic, needs_running
+from pictool.spans.rules import SIMPLIFICATIONS, Options, has_calls, needs_running
 from pictool.spans.tasks import Task, one_by_one, run, together
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ class _Run:
             case nodes.Fragment():
                 return self._fragment(node, path)
             case nodes.Ask(text):
-                with self._failing(node, path):
+                with _failing(_written(node, path)):
                     return Message("user", self._hooks.ask(text))
             case nodes.Print(text):
                 self._hooks.on_print(text)
@@ -237,12 +238,8 @@ class _Run:
                 return (yield from self._call(node, path))
             case nodes.Repeat():
                 return (yield from self._repeat(node, path))
-            case nodes.Map(call, inputs):
-                written = (*_written(node, path), "map")
-                calls = (
-                    Generate(Message("user", text), call, origin=(*written, index)) for index, text in enumerate(inputs)
-                )
-                tasks = (self._call(over, (*path, "map", index)) for index, over in enumerate(calls))
+            case nodes.Map():
+                tasks = (self._call(call, (*path, node.kind, index)) for index, call in enumerate(node.calls()))
                 return Par(tuple((yield from self._side_by_side(tasks))))
             case nodes.Monad():
                 yield from self._prepare(node, path)
@@ -265,13 +262,13 @@ class _Run:
     def _fragment(self, node: nodes.Fragment, path: Path) -> Message:
         if node.text is not None:
             return FileText.of(node)
-        with self._failing(node, path):
+        with _failing(_written(node, path)):
             file = self._options.base / node.source
             return FileText.of(nodes.Fragment(node.source, read_text(file)))
 
     def _retrieve(self, node: nodes.Retrieve | nodes.Augment, path: Path) -> _Task[Query]:
         (found,) = yield from self._below(node, path)
-        with self._failing(node, path):
+        with _failing(_written(node, path)):
             fragments = self._executor.retrieve(node, query_text(found))
         return Plus(tuple(FileText.of(fragment) for fragment in fragments))
 
@@ -288,7 +285,7 @@ class _Run:
             return
         spec = Spec(policy=self._options.policy, codec=self._options.codec)
         for model, spans in texts.items():
-            with self._failing(node, path):
+            with _failing(_written(node, path)):
                 engine = self._executor.engine_of(model)
                 chunks = [make_chunk(engine.model, span_text(span), span.source) for span in spans]
                 engine.compile(chunks, spec.objects_for(engine.model))
@@ -315,21 +312,21 @@ class _Run:
 
     def _is_known(self, node: Query) -> bool:
         """Whether an equal call gives, or is about to give, this call's answer."""
-        return is_deterministic(node) and (node in self._known or node in self._asked)
+        return not node.varies and (node in self._known or node in self._asked)
 
     def _ask(self, node: Generate | nodes.Chat, path: Path, at: Path, over: Query) -> _Task[Output]:
         """The output of a call over what is below it; of an equal one before, if there is one."""
         self._hooks.checkpoint()
         while node in self._asked:
             yield ()
-        if is_deterministic(node) and node in self._known:
+        if not node.varies and node in self._known:
             shared = replace(self._known[node], path=path, is_shared=True, seconds=0.0)
             self._finish(shared)
             return self._output(shared)
-        with _Failing(at):
+        with _failing(at):
             engine = self._executor.engine_of(node.call.model)
             asked = _Asked(self, engine, over, node, path, at)
-        if is_deterministic(node):
+        if not node.varies:
             self._asked.add(node)
         try:
             (outcome,) = yield (asked,)
@@ -337,7 +334,7 @@ class _Run:
             self._asked.discard(node)
         if isinstance(outcome, PicError):
             raise outcome
-        if is_deterministic(node):
+        if not node.varies:
             self._known[node] = outcome
         return self._output(outcome)
 
@@ -356,14 +353,7 @@ class _Run:
 
     def begin(self, asked: _Asked) -> Spec | QueryError:
         """What the engine is asked for, or why the call cannot begin."""
-        try:
-            with _Failing(asked.at):
-                self._require_budget(asked.at)
-                if self.keeps:
-                    asked.engine.require("outputs", "to link outputs as they were generated")
-                return self._spec(asked)
-        except QueryError as error:
-            return error
+        return _tried(asked.at, partial(self._spec, asked))
 
     def answer(self, asked: _Asked) -> CallRecord | QueryError:
         """Run one call."""
@@ -372,22 +362,14 @@ class _Run:
         spec = self.begin(asked)
         if isinstance(spec, QueryError):
             return spec
-        try:
-            if self.keeps:
-                return self.record(asked, answer_and_keep(engine, spec, on_text), started)
-            return self.record(asked, engine.answer(spec, on_text=on_text), started)
-        except PicError as error:
-            return QueryError(asked.at, str(error))
+        act = partial(answer_and_keep, engine) if self.keeps else engine.answer
+        return self.record(asked, _tried(asked.at, lambda: act(spec, on_text=on_text)), started)
 
     def record(self, asked: _Asked, answer: Answer | PicError, started: float) -> CallRecord | QueryError:
         """The record of a call that ran, or why it failed. Its output's KV is kept, if an outer call can link it."""
         if isinstance(answer, PicError):
-            return QueryError(asked.at, str(answer))
-        try:
-            with _Failing(asked.at):
-                return self._ended(asked, answer, started)
-        except QueryError as error:
-            return error
+            return answer if isinstance(answer, QueryError) else QueryError(asked.at, str(answer))
+        return _tried(asked.at, lambda: self._ended(asked, answer, started))
 
     def _ended(self, asked: _Asked, answer: Answer, started: float) -> CallRecord:
         self._tokens += len(answer.generated.tokens)
@@ -407,6 +389,9 @@ class _Run:
         self._hooks.on_done(done)
 
     def _spec(self, asked: _Asked) -> Spec:
+        self._require_budget(asked.at)
+        if self.keeps:
+            asked.engine.require("outputs", "to link outputs as they were generated")
         options, call = self._options, asked.node.call
         prompt = make_prompt(asked.engine.model, asked.over)
         limit = call.max_tokens or options.max_new_tokens
@@ -427,9 +412,6 @@ class _Run:
             raise QueryError(at, f"the budget of {budget.tokens} tokens is used up; allow more")
         if budget.seconds is not None and time.monotonic() - self._started >= budget.seconds:
             raise QueryError(at, f"the budget of {budget.seconds:g} s is used up; allow more")
-
-    def _failing(self, node: Query, path: Path) -> _Failing:
-        return _Failing(_written(node, path))
 
 
 def _perform(batch: Sequence[_Asked]) -> list[CallRecord | QueryError]:
@@ -480,18 +462,24 @@ def _perform_together(engine: Engine, batch: Sequence[_Asked]) -> list[CallRecor
     return [ended.get(index) or failed[asked.run] for index, asked in enumerate(batch)]
 
 
-class _Failing:
-    """Gives errors the path of the node that they belong to."""
+@contextmanager
+def _failing(path: Path) -> Iterator[None]:
+    """Give errors the path of the node that they belong to."""
+    try:
+        yield
+    except QueryError:
+        raise
+    except PicError as error:
+        raise QueryError(path, str(error)) from error
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, PicError) and not isinstance(error, QueryError):
-            raise QueryError(self._path, str(error)) from error
+def _tried(path: Path, act: Callable[[], _T]) -> _T | QueryError:
+    """What a function returns, or why it failed."""
+    try:
+        with _failing(path):
+            return act()
+    except QueryError as error:
+        return error
 
 
 def _leaves(node: Query, path: Path) -> Iterator[tuple[Query, Path]]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pictool.errors import InputError, PicError
 from pictool.spans.query import (
     DEFAULT_MODEL,
-    Call,
     Chat,
     Checkpoint,
     Generate,
@@ -24,7 +23,7 @@ from pictool.spans.query import (
     path_text,
     shape,
 )
-from pictool.spans.rules import RULES, Effect, Options, Rule, Site, has_calls, is_deterministic
+from pictool.spans.rules import RULES, Effect, Options, Rule, Site, has_calls
 
 _SHOWN = 60  # characters of a text, in trees
 
@@ -56,11 +55,6 @@ class OptimisedQuery:
     @property
     def shared(self) -> dict[Path, Path]:
         return shared_calls(self.after)
-
-    @property
-    def is_same_prompt(self) -> bool:
-        """Whether every model call reads what the query says, but for the order of what commutes."""
-        return all(step.effect is not Effect.PROMPT for step in self.steps)
 
     def explain(self) -> str:
         """The tree before, the steps, the tree after, and which calls run once."""
@@ -115,7 +109,7 @@ def shared_calls(query: Query) -> dict[Path, Path]:
     for path, node in nodes(query):
         if last is not None and path[: len(last)] == last:
             continue
-        if isinstance(node, Generate | Map) and is_deterministic(node) and first.setdefault(node, path) != path:
+        if isinstance(node, Generate | Map) and not node.varies and first.setdefault(node, path) != path:
             shared[path], last = first[node], path
     return shared
 
@@ -181,7 +175,7 @@ class _Rewriting:
         """A node to which, and below which, no rule applies any more."""
         node = self._applied(node, path, site)
         while True:
-            below = Site(site.options, _call(node) or site.call)
+            below = Site(site.options, node.call if isinstance(node, Generate | Chat) else site.call)
             children = [self.fixpoint(child, path + step, below) for step, child in node.steps()]
             if all(new is old for new, old in zip(children, node.children, strict=True)):
                 return node
@@ -211,7 +205,3 @@ class _Rewriting:
                 self.steps.append(AppliedRule(rule.name, rule.effect, path, node, new))
                 return new
         return None
-
-
-def _call(node: Query) -> Call | None:
-    return node.call if isinstance(node, Generate | Chat) else None

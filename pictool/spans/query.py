@@ -192,13 +192,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Over(Query):
-    """A node over one query, `input`."""
+    """A node over one query, `input`. `key` is that of its input in JSON; None: it is the node's value itself."""
 
     input: Query
-    key: ClassVar[str] = "input"
+    key: ClassVar[str | None] = "input"
 
     def steps(self) -> Iterator[tuple[Path, Query]]:
-        yield (self.kind, self.key), self.input
+        yield (self.kind,) if self.key is None else (self.kind, self.key), self.input
 
     def with_children(self, children: Sequence[Query]) -> Self:
         (child,) = children
@@ -232,9 +232,7 @@ class Monad(Over):
 
     kind: ClassVar[str] = "monad"
     symbol: ClassVar[str] = "M"
-
-    def steps(self) -> Iterator[tuple[Path, Query]]:
-        yield (self.kind,), self.input
+    key: ClassVar[str | None] = None
 
 
 @dataclass(frozen=True)
@@ -243,16 +241,9 @@ class Repeat(Over):
 
     kind: ClassVar[str] = "repeat"
     symbol: ClassVar[str] = "repeat"
+    key: ClassVar[str | None] = None
     input: Generate
     n: int
-
-    def steps(self) -> Iterator[tuple[Path, Query]]:
-        yield (self.kind,), self.input
-
-    def with_children(self, children: Sequence[Query]) -> Self:
-        (child,) = children
-        assert isinstance(child, Generate)
-        return replace(self, input=child)
 
 
 @dataclass(frozen=True)
@@ -263,6 +254,12 @@ class Map(Query):
     symbol: ClassVar[str] = "map"
     call: Call
     inputs: tuple[str, ...]
+
+    def calls(self) -> Iterator[Generate]:
+        """The call of each input."""
+        for index, text in enumerate(self.inputs):
+            origin = None if self.origin is None else (*self.origin, self.kind, index)
+            yield Generate(Message("user", text), self.call, origin=origin)
 
 
 @dataclass(frozen=True)
@@ -289,7 +286,7 @@ class Augment(Over):
 
     kind: ClassVar[str] = "augment"
     symbol: ClassVar[str] = "R"
-    key: ClassVar[str] = "body"
+    key: ClassVar[str | None] = "body"
     embedding_model: str
     name: str
     text: str
@@ -307,7 +304,7 @@ class Retrieve(Over):
 
     kind: ClassVar[str] = "retrieve"
     symbol: ClassVar[str] = "R"
-    key: ClassVar[str] = "query"
+    key: ClassVar[str | None] = "query"
     sources: tuple[str, ...]
     k: int | None = None
     chunk_tokens: int | None = None

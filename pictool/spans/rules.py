@@ -34,7 +34,6 @@ from pictool.spans.query import (
     Repeat,
     Retrieve,
     Seq,
-    Zip,
     nodes,
 )
 from pictool.spans.reading import MAX_NODES, to_json
@@ -55,14 +54,11 @@ class Options:
     Fields:
         sorts_plus: children of a + are put in the order of their content; that decides what a prefix cache hits, and
             changes answers.
-        for_pages: the query is to be serialised for a cache of paged prefixes, which holds an output only after its
-            own input. Linked objects need no such thing.
         arity: judges of more children of a + than this become a tree of such judges; None: none do.
         retrieve: finds the fragments of an R. R stays where it gives None, or is None.
     """
 
     sorts_plus: bool = False
-    for_pages: bool = False
     arity: int | None = None
     retrieve: Callable[[Retrieve | Augment], Sequence[Fragment] | None] | None = None
 
@@ -142,18 +138,6 @@ def drop_empty(node: Query, site: Site) -> Query | None:
     return node.with_children(kept) if len(kept) < len(node.parts) else None
 
 
-def distribute_plus(node: Query, site: Site) -> Query | None:
-    """+ of calls in a G: each call's input goes before its output, where the cache has it (fig. 7d, fig. 8).
-
-    G(… +(G(x), …) …) → G(… +(x, G(+(x)), …) …), and a repeat likewise. An input that has calls of its own stays:
-    its outputs would be drawn twice.
-    """
-    if not isinstance(node, Generate) or not site.options.for_pages or not isinstance(node.input, Seq | Cross):
-        return None
-    parts = tuple(_distributed(part) for part in node.input.parts)
-    return replace(node, input=node.input.with_children(parts)) if parts != node.input.parts else None
-
-
 def order_plus(node: Query, site: Site) -> Query | None:
     """Children of a + in the order of their content, so that equal sets of them are equal prefixes."""
     if not isinstance(node, Plus) or not site.options.sorts_plus:
@@ -186,7 +170,9 @@ def reduce_by_tree(node: Query, site: Site) -> Query | None:
     def judge(group: Sequence[Query], *number: int) -> Query:
         step: Path = ("judge", *number) if number else ()
         origin = None if node.origin is None else node.origin + step
-        over = _replaced(node.input, at, Plus((*pages, *group)))
+        over: Query = Plus((*pages, *group))
+        if isinstance(node.input, Seq | Cross):
+            over = node.input.with_children([*parts[:at], over, *parts[at + 1 :]])
         return replace(node, input=over, origin=origin)
 
     while len(candidates) > arity:
@@ -212,14 +198,8 @@ RULES = (
     Rule("desugar R", "Span queries fig. 7b", Effect.NOTHING, desugar_retrieval),
     *SIMPLIFICATIONS,
     Rule("reduce by tree", "Span queries §6", Effect.PROMPT, reduce_by_tree),
-    Rule("distribute +", "Span queries fig. 7d", Effect.PROMPT, distribute_plus),
     Rule("order +", "ours", Effect.ORDER, order_plus),
 )
-
-
-def is_deterministic(query: Query) -> bool:
-    """Whether it gives the same each time: every call at temperature 0, and nobody is asked."""
-    return not query.varies
 
 
 def has_calls(query: Query) -> bool:
@@ -245,12 +225,8 @@ def _outputs(child: Query) -> list[Query]:
                 call if call.origin is None else replace(call, origin=(*call.origin, index))
                 for index, call in enumerate([child.input] * child.n)
             ]
-        case Map(call, inputs):
-            written = None if child.origin is None else (*child.origin, "map")
-            return [
-                Generate(Message("user", text), call, origin=None if written is None else (*written, index))
-                for index, text in enumerate(inputs)
-            ]
+        case Map():
+            return list(child.calls())
     return [child]
 
 
@@ -269,30 +245,3 @@ def _is_empty(query: Query) -> bool:
     if isinstance(query, Message):
         return not query.text
     return isinstance(query, JOINS) and not query.children
-
-
-def _distributed(part: Query) -> Query:
-    if not isinstance(part, Plus) or not part.parts:
-        return part
-    if not all(isinstance(call, Generate | Repeat) and not has_calls(_input(call)) for call in part.parts):
-        return part
-    return Plus(tuple(_after_its_input(call) for call in part.parts))
-
-
-def _input(call: Query) -> Query:
-    return _input(call.input) if isinstance(call, Repeat) else call.children[0]
-
-
-def _after_its_input(call: Query) -> Query:
-    first = Plus((_input(call),))
-    if isinstance(call, Repeat):
-        return Zip(first, replace(call, input=replace(call.input, input=first)))
-    assert isinstance(call, Generate)
-    return Plus((call.input, replace(call, input=first)))
-
-
-def _replaced(query: Query, index: int, part: Query) -> Query:
-    """A join with another child at `index`; or that child, if it is no join."""
-    if not isinstance(query, Seq | Cross):
-        return part
-    return query.with_children([*query.parts[:index], part, *query.parts[index + 1 :]])

@@ -17,28 +17,22 @@ import numpy as np
 
 from pictool.core import TokenIds
 from pictool.errors import InputError
-from pictool.store.side.anchors import Shared, run_around
 from pictool.store.side.search import MAX_EDGE, HashedTokens, SearchTable, TokenRun, edge_of, run_at
 
 Decode = Callable[[Sequence[int]], str]
 _MAX_TRIES = 64  # places of a named object that turn out to be none
-_CLEAR = 32  # tokens of a document's beginning that are no chance
 _SHARED = 8  # tokens of a match that are decoded with what is dropped beside them, so that no character is cut
 _PER_DROPPED = 16  # tokens of a prompt that may have the text of one dropped token (a word in bytes)
 
 
 @dataclass(frozen=True)
 class Match:
-    """Tokens of a prompt, from `start` on, that are an object's from its token `offset` on.
-
-    `part_of` is the object's number of tokens if the prompt need not have their text; 0: it has.
-    """
+    """Tokens of a prompt, from `start` on, that are an object's from its token `offset` on."""
 
     key: str
     start: int
     tokens: TokenIds
     offset: int = 0
-    part_of: int = 0
 
     @property
     def end(self) -> int:
@@ -82,56 +76,6 @@ def _has_end(prompt: TokenIds, tokens: TokenIds, run: TokenRun, decode: Decode) 
     text = decode(tokens[end - shared :].tolist()).rstrip()
     after = run.end + _PER_DROPPED * (len(tokens) - end + 1)
     return decode(prompt[run.end - shared : after].tolist()).startswith(text)
-
-
-# Documents that are nearly in a prompt
-
-
-@dataclass(frozen=True)
-class NearMiss:
-    """An object that a prompt nearly has: of its `length` tokens it has [start, end), and why not the others."""
-
-    key: str
-    length: int
-    start: int
-    end: int
-    problem: str
-
-    def __str__(self) -> str:
-        end = f"token {self.end:,d} of {self.length:,d}"
-        begin = f"from token {self.start:,d} to {end}" if self.start else f"up to {end}"
-        return f"equals object {self.key[:12]} {begin}; {self.problem}"
-
-    @classmethod
-    def of(
-        cls, key: str, prompt: TokenIds, tokens: TokenIds, shared: Shared, run: TokenRun, decode: Decode
-    ) -> NearMiss:  # fmt: skip
-        """The miss of an object that shares samples, and a run that is not all of it, with a prompt."""
-        length, edge = len(tokens), edge_of(len(tokens))
-        start, end = run.offset, run.offset + run.end - run.start
-        near = prompt[max(0, run.start - start - edge) : run.start + 2 * length].tolist()
-        if "".join(decode(tokens.tolist()).split()) in "".join(decode(near).split()):
-            problem = "the prompt has its text with other white space"
-        elif start <= edge and end >= length - edge:
-            problem = "its first or last words are others"
-        elif start > edge:
-            problem = "its beginning is missing, or another"
-        else:
-            is_resumed = bool((shared.at >= end).any())
-            problem = "then a part is another" if is_resumed else "then it is cut, or goes on differently"
-        return cls(key, length, start if start > edge else 0, end, problem)
-
-
-def nearest_run(prompt: TokenIds, tokens: TokenIds, shared: Shared) -> TokenRun:
-    """The longest run of an object's tokens that a prompt has, but one of their beginning first; by shared samples."""
-    length, edge = len(tokens), edge_of(len(tokens))
-    shifts, first, count = np.unique(shared.position - shared.at, return_index=True, return_counts=True)
-    runs = [
-        run_around(prompt, tokens, int(shifts[i]), int(shared.position[first[i]]), 0, len(prompt))
-        for i in np.argsort(-count, kind="stable")[:_MAX_TRIES]
-    ]
-    least = min(_CLEAR, length // 4)
-    return max(runs, key=lambda run: (run.offset <= edge and run.end - run.start >= least, run.end - run.start))
 
 
 # Named objects

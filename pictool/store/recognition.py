@@ -9,8 +9,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,24 +17,12 @@ from pictool.core import Identity, Target, TokenIds
 from pictool.errors import ForeignObjectError, PicError, StoreError, UnreadableObjectError
 from pictool.store.codecs import codecs
 from pictool.store.entries import keys_of, shards
-from pictool.store.matches import Decode, Match, NearMiss, find_run, nearest_run
+from pictool.store.matches import Decode, Match, find_run
 from pictool.store.objects.format import ObjectFile
-from pictool.store.side.anchors import AnchorTable, Shared, run_around
-from pictool.store.side.search import (
-    MAX_REFUTED,
-    MAX_RUNS,
-    HashedTokens,
-    SearchTable,
-    TakenRuns,
-    TokenRun,
-    choose_runs,
-)
+from pictool.store.side.search import HashedTokens, SearchTable, TokenRun, choose_runs
 from pictool.store.signatures import sidecar_of
 from pictool.store.store import Store
 
-MIN_PART = 64  # tokens of a part of a document that is recognised
-_MOST_NEAR = 16  # documents among which the nearest is chosen by its tokens
-_LEAST_SHARED, _MANY_SHARED = 3, 16  # samples of a document that a prompt nearly has: a quarter of them, or many
 _LEAST_PAUSE_S = 1.0  # between two readings of the store, however often one is asked for
 FileState = tuple[int, int, int]  # inode, size, time of the last change
 
@@ -51,23 +38,17 @@ class _Document:
 
 
 class _Listing:
-    """The documents that were compiled with one number of sinks, and the tables by which they are found: as a whole,
-    and in parts. Immutable.
-    """
+    """The documents that were compiled with one number of sinks, and the table by which they are found. Immutable."""
 
-    def __init__(
-        self, documents: Sequence[_Document] = (), table: SearchTable | None = None, anchors: AnchorTable | None = None
-    ) -> None:
+    def __init__(self, documents: Sequence[_Document] = (), table: SearchTable | None = None) -> None:
         self.documents, self.table = documents, table or SearchTable.of([])
-        self.anchors = anchors or AnchorTable.of([])
         self.by_digest = {document.digest: document for document in documents}
 
     def changed(self, new: Sequence[_Document]) -> _Listing:
         """Without the documents that no object has any more, and with new ones."""
         is_kept = np.array([bool(document.keys) for document in self.documents], dtype=bool)
         kept = [document for document, keeps in zip(self.documents, is_kept, strict=True) if keeps]
-        tokens = [document.tokens for document in new]
-        return _Listing([*kept, *new], self.table.changed(is_kept, tokens), self.anchors.changed(is_kept, tokens))
+        return _Listing([*kept, *new], self.table.changed(is_kept, [document.tokens for document in new]))
 
 
 @dataclass(frozen=True)
@@ -96,15 +77,14 @@ class ContentIndex:
         decode: of the target's tokenizer.
         bos: the model's own dummy token; objects that were compiled after others are not recognised.
         cut: of a hybrid, that of the objects which are recognised.
-        finds_parts: whether parts of documents are recognised, though their KV tells of text that the prompt may lack.
     """
 
     def __init__(
         self, store: Store, target: Target, min_tokens: int, decode: Decode, bos: int | None = None,
-        cut: int | None = None, finds_parts: bool = False,
+        cut: int | None = None,
     ) -> None:  # fmt: skip
         self._store, self._target, self._min_tokens = store, target, min_tokens
-        self._decode, self._bos, self._cut, self._finds_parts = decode, bos, cut, finds_parts
+        self._decode, self._bos, self._cut = decode, bos, cut
         self._refreshing, self._changing = threading.Lock(), threading.Lock()
         self._listings: dict[int, _Listing] = {}  # by sinks
         self._known: dict[str, _Document | None] = {}  # None: in the store, but of no use here
@@ -114,7 +94,7 @@ class ContentIndex:
     def find(self, tokens: TokenIds, sinks: int, salt: str = "", codec: str | None = None) -> list[Match]:
         """The documents of this salt and `sinks` that are in a prompt, in its order, without overlaps.
 
-        Longer documents are chosen before shorter ones, and documents before parts.
+        Longer documents are chosen before shorter ones.
 
         Args:
             codec: that of the objects; None: any, of several of a document a lossless one.
@@ -133,26 +113,7 @@ class ContentIndex:
             return run if run is not None and run.end - run.start >= self._min_tokens else None
 
         runs = choose_runs(candidates.of(is_own[candidates.which]), len(tokens), place)
-        found = [Match.of(str(keys[run.which]), listing.documents[run.which].tokens, run) for run in runs]
-        return self._with_parts(found, listing, tokens, salt, codec) if self._finds_parts else found
-
-    def nearest(self, tokens: TokenIds, sinks: int, salt: str = "") -> NearMiss | None:
-        """The document of this salt that shares most with a prompt in which none is; None: no document is near."""
-        listing = self._listings.get(sinks)
-        if listing is None:
-            return None
-        shared, keys = self._shared(listing, tokens, salt, None)
-        found = []
-        for which, key in islice(keys.items(), _MOST_NEAR):
-            own, document = shared.of(which), listing.documents[which].tokens
-            if len(own.at) >= min(_MANY_SHARED, int(listing.anchors.counts[which]) // 4):
-                run = nearest_run(tokens, document, own)
-                if run.end - run.start < len(document):
-                    found.append((run.end - run.start, key, document, own, run))
-        if not found:
-            return None
-        _, key, document, own, run = max(found, key=lambda each: each[:2])
-        return NearMiss.of(key, tokens, document, own, run, self._decode)
+        return [Match.of(str(keys[run.which]), listing.documents[run.which].tokens, run) for run in runs]
 
     def documents_of(self, sinks: int, salt: str = "") -> dict[str, TokenIds]:
         """The documents of this salt and `sinks`, by key."""
@@ -187,41 +148,6 @@ class ContentIndex:
                 self.version += bool(known - present or read)
         if problems:
             raise StoreError(f"{'; '.join(problems)}; what is there is not recognised until it can be read")
-
-    def _shared(
-        self, listing: _Listing, tokens: TokenIds, salt: str, codec: str | None
-    ) -> tuple[Shared, dict[int, str]]:
-        """What a prompt shares with documents; and the keys of those that are a salt's, by what they share and key."""
-        shared = listing.anchors.shared(HashedTokens(tokens))
-        counts = zip(*(each.tolist() for each in np.unique(shared.which, return_counts=True)), strict=True)
-        near = [
-            (-count, key, which) for which, count in counts
-            if count >= _LEAST_SHARED and (key := self._key_of(listing.documents[which], salt, codec)) is not None
-        ]  # fmt: skip
-        return shared, {which: key for _, key, which in sorted(near)}
-
-    def _with_parts(
-        self, found: list[Match], listing: _Listing, tokens: TokenIds, salt: str, codec: str | None
-    ) -> list[Match]:
-        """Matches and, where none is, parts of documents; of those that share most with the prompt first."""
-        taken, least, num_refuted = TakenRuns(), max(MIN_PART, self._min_tokens), 0
-        for match in found:
-            taken.add(match.start, match.end)
-        shared, keys = self._shared(listing, tokens, salt, codec)
-        for which, key in islice(keys.items(), MAX_REFUTED):
-            document, own = listing.documents[which].tokens, shared.of(which)
-            for at, position in zip(own.at.tolist(), own.position.tolist(), strict=True):
-                if len(taken) >= MAX_RUNS or num_refuted >= MAX_REFUTED:
-                    break
-                if taken.conflict(position, position + 1) is not None:
-                    continue
-                run = run_around(tokens, document, position - at, position, *taken.gap(position, len(tokens)))
-                if run.end - run.start < least:
-                    num_refuted += 1
-                    continue
-                taken.add(run.start, run.end)
-                found.append(replace(Match.of(key, document, run), part_of=len(document)))
-        return sorted(found, key=lambda match: match.start)
 
     def _key_of(self, document: _Document, salt: str, codec: str | None) -> str | None:
         """The key under which a tenant has a document in a codec; None if it has not. Lossless ones are preferred."""

@@ -84,13 +84,11 @@ def test_explain_prints_the_trees_and_runs_nothing(query: Any, monkeypatch: pyte
     monkeypatch.setattr("pictool.spans.execute.Executor.run", None)
     calls = {"repeat": {"n": 2, **g(user("three"), temperature=1.0)}}
     judge = g({"plus": [*JUDGE["g"]["input"][0]["plus"], calls]}, user("Who knows?"))
-    outcome = query(judge, "--explain", "--plot", "q.svg", "--tree", 2)
+    outcome = query(judge, "--explain", "--tree", 2)
     assert "(the model reads another prompt)" in outcome.out and "calls        7\ntext tokens  " in outcome.out
     assert outcome.code == 0 and "reduce by tree at the query" in outcome.out
-    assert Path("q.svg").read_text().startswith("<svg ")
-    plain = query(user("a"), "--explain", "--plot", "p.svg")
+    plain = query(user("a"), "--explain")
     assert plain.out.startswith('no rule applies\nU "a"\ncalls        0\ntext tokens') and "before" not in plain.out
-    assert Path("p.svg").read_text().count("<circle") == 1 and "U: user message" in Path("p.svg").read_text()
     missing = query(g({"plus": [{"file": "no.txt"}]}), "--explain")
     assert missing.code == 1 and "error: g.input[0].plus[0]: no.txt: cannot be read" in missing.err
     report = query(JUDGE, "--explain", "--json").json
@@ -231,11 +229,9 @@ def test_a_query_of_a_bulk_that_fails_stops_no_other(query: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (["--bulk", "--plot", "a.svg"], 2, "--plot: applies to one query, not to --bulk"),
+        (["--bulk", "--trace", "t"], 2, "--trace: applies to one query, not to --bulk"),
         (["-o", "a.jsonl"], 2, "-o: needs --bulk; for one query use --json > FILE"),
         (["--explain", "--trace", "t"], 2, "--trace: --explain runs nothing"),
-        (["--plot", "a.png"], 1, "--plot a.png: trees are drawn as .svg"),
-        (["--plot", "q.json"], 1, "--plot q.json: trees are drawn as .svg"),
         (["--no-optimise", "--tree", "2"], 2, "--tree: is a rule of the optimizer; leave --no-optimise out"),
         (["--outputs", "x"], 2, "--outputs x: must be generated or compiled"),
         (["--algo", "nope"], 2, "algorithm 'nope': must be one of"),

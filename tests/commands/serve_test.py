@@ -89,10 +89,6 @@ def test_keys_and_their_tenants() -> None:
         (["--ray", "--remote", "r", "--learn", "1G"], 2, "--learn: cannot be used with --ray"),
         (["--ray", "--remote", "r", "--min-tokens", "4"], 2, "--min-tokens: cannot be used with --ray"),
         (["--ray", "--remote", "r", "--pool", "1G"], 2, "--pool: cannot be used with --ray"),
-        (["--ray", "--remote", "r", "--guarantee", "kl=0.1"], 2, "--guarantee: cannot be used with --ray"),
-        (["--guarantee", "0.1"], 2, "--guarantee 0.1: must be as kl=0.05,level=0.95"),
-        (["--guarantee", "kl=0.1", "--verify-share", "2"], 2, "--verify-share 2: must be a share"),
-        (["--verify-share", "0.1"], 2, "--verify-share: applies to --guarantee"),
         (["--ray", "--remote", "r", "--", "--enforce-eager"], 2, "--enforce-eager: options of vLLM"),
         (
             ["--ray", "--remote", "r", "--engine", "vllm", "--max-tokens", "4"],

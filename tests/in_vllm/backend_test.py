@@ -235,21 +235,6 @@ def test_documents_are_found_by_a_query(served: Served, torch_server: Live) -> N
     assert logprobs_of(got) == pytest.approx(logprobs_of(want), abs=rig.TOLERANCE)
 
 
-def test_the_document_that_a_prompt_nearly_has_is_named(served: Served, torch_server: Live) -> None:
-    long = " ".join(f"The {number} of the harbour is {number * number}." for number in range(90, 120))
-    body = {"messages": user(long[: len(long) * 3 // 4] + "\n" + QUESTION)}
-    with served.client() as client, served.client("bob") as bob:
-        client.post("/v1/caches", json={"model": NAME, "text": long}).raise_for_status()
-        until = time.monotonic() + 60
-        while "nearest" not in (got := chat(client, **body))["pic"]:
-            assert time.monotonic() < until
-            time.sleep(0.2)
-        assert "nearest" not in chat(bob, **body)["pic"]
-    torch_server.client.post("/v1/caches", json={"model": NAME, "text": long}).raise_for_status()
-    torch_server.backend.index.refresh()
-    assert got["pic"] == chat(torch_server.client, **body)["pic"] and got["pic"]["nearest"].startswith("equals object ")
-
-
 def test_completions_put_objects_before_their_prompts(served: Served, torch_server: Live) -> None:
     body = ASK | {"prompt": ["Really?", "Why?"], "pic": {"policy": "naive"}, "logprobs": 0}
     said = []

@@ -111,8 +111,7 @@ def test_what_is_not_whole_is_not_linked(pair: tuple[rig.World, rig.Engine]) -> 
         time.sleep(0.5)
         (answer,) = engine.ask(rig.Case([*head, *middle, *tail], None, exact.linked))
         assert rig.difference(exact, answer) <= rig.TOLERANCE
-        assert answer.report is not None and (answer.report["chunks"], answer.report["state"]) == (0, "exact")
-        assert answer.report["nearest"].startswith("equals object "), "it says what it nearly is"
+        assert answer.report is None
 
 
 PASTED = "e harbour was quiet. It holds a festival in the spring; nobody know"

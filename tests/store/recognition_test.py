@@ -24,7 +24,7 @@ from pictool.store import recognition
 from pictool.store.entries import keys_of
 from pictool.store.matches import Match
 from pictool.store.objects.format import ObjectFile
-from pictool.store.recognition import MIN_PART, ContentIndex, IndexThread
+from pictool.store.recognition import ContentIndex, IndexThread
 from pictool.store.store import Store
 from pictool.world.generate import PageShape, write_prompt
 
@@ -134,9 +134,9 @@ def test_a_document_with_another_word_is_not_recognised(world: World) -> None:
 # The index
 
 
-def index_of(store: Store, target: Target = TARGET, min_tokens: int = 2, finds_parts: bool = False) -> ContentIndex:
+def index_of(store: Store, target: Target = TARGET, min_tokens: int = 2) -> ContentIndex:
     decode = lambda tokens: " ".join(map(str, tokens))  # noqa: E731
-    index = ContentIndex(store, target, min_tokens, decode, bos=1, finds_parts=finds_parts)
+    index = ContentIndex(store, target, min_tokens, decode, bos=1)
     index.refresh()
     return index
 
@@ -287,95 +287,6 @@ def test_a_directory_that_cannot_be_read_costs_nothing_else(store: Store, monkey
     with pytest.raises(StoreError, match="objects: cannot be read"):
         index.refresh()
     assert places(index, 5, 6, 7, 8, 9, 10, 11) == [(0, 3), (5, 7)]
-
-
-# Parts of documents, and documents that are nearly in a prompt
-
-
-def random_tokens(seed: int, count: int) -> list[int]:
-    return [int(token) for token in np.random.default_rng(seed).integers(100, 30_000, count)]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_parts_are_the_longest_runs_that_a_prompt_shares_with_a_document(store: Store, seed: int) -> None:
-    """By brute force: no token more is equal at either end, wherever the window is in the document and the prompt."""
-    draw = random.Random(seed)
-    document = random_tokens(seed, draw.randrange(150, 900))
-    key = put_tokens(store, document)
-    length = draw.randrange(MIN_PART + 20, len(document) - 20)
-    start = draw.randrange(len(document) - length)
-    before, after = random_tokens(seed + 100, draw.randrange(40)), random_tokens(seed + 200, 30)
-    prompt = np.asarray([*before, *document[start : start + length], *after], dtype=np.int32)
-    (match,) = index_of(store, finds_parts=True).find(prompt, 0)
-    low, at = (len(before), start) if before or not start else (1, start + 1)  # position 0 has what has nothing before
-    assert (match.key, match.start, match.offset, match.part_of) == (key, low, at, len(document))
-    assert match.tokens.tolist() == document[at : start + length] and match.end == len(before) + length
-    assert index_of(store).find(prompt, 0) == []
-
-
-def test_parts_are_found_around_whole_documents_and_a_change(store: Store) -> None:
-    long, short = random_tokens(1, 600), random_tokens(2, 100)
-    put_tokens(store, long), put_tokens(store, short)
-    prompt = [7, *long[:200], *short, *long[300:400], 8, *long[401:500], *long[:40]]
-    found = index_of(store, finds_parts=True).find(np.asarray(prompt, dtype=np.int32), 0)
-    assert [(match.start, match.end, match.offset, match.part_of) for match in found] == [
-        (1, 201, 0, 600), (201, 301, 0, 0), (301, 401, 300, 600), (402, 501, 401, 600),
-    ]  # fmt: skip
-
-
-def test_parts_and_near_documents_are_those_of_the_tenant(store: Store) -> None:
-    document = random_tokens(3, 500)
-    key, index = put_tokens(store, document, salt="mine"), index_of(store, finds_parts=True)
-    near = np.asarray(document[50:450], dtype=np.int32)
-    assert [match.key for match in index.find(near, 0, "mine")] == [key]
-    for salt, sinks in (("", 0), ("theirs", 0), ("mine", 4)):
-        assert index.find(near, sinks, salt) == [] and index.nearest(near, sinks, salt) is None
-    own, shared = put_tokens(store, random_tokens(4, 80), salt="theirs"), put_tokens(store, document, salt="theirs")
-    index.refresh()
-    assert [match.key for match in index.find(near, 0, "theirs")] == [shared] != [own]
-    store.path(shared).unlink()
-    index.refresh()
-    assert index.find(near, 0, "theirs") == [] and index.nearest(near, 0, "theirs") is None
-
-
-def test_a_prompt_of_one_token_again_and_again_takes_no_time(store: Store) -> None:
-    """Samples count once: 30,000 windows of a prompt and of a document are not 900 million pairs."""
-    put_tokens(store, [5] * 30_000)
-    assert index_of(store, finds_parts=True).nearest(np.full(20_000, 5, dtype=np.int32), 0) is None
-
-
-NEAR: dict[str, tuple[Callable[[str], str], str]] = {
-    "a sentence is another": (lambda doc: f"{doc[:500]}zebra{doc[505:]}", "then a part is another"),
-    "cut": (lambda doc: doc[: 2 * len(doc) // 3], "then it is cut, or goes on differently"),
-    "without its beginning": (lambda doc: doc[len(doc) // 3 :], "its beginning is missing, or another"),
-    "other white space": (lambda doc: doc.replace(". ", ".\n\n", 2), "the prompt has its text with other white space"),
-}
-
-
-@pytest.mark.parametrize("change", list(NEAR))
-def test_what_is_nearly_in_a_prompt_is_named_with_the_reason(world: World, change: str) -> None:
-    changed, problem = NEAR[change]
-    doc = "".join(DOCS[:6])
-    assert changed(doc) != doc
-    tokens = encode(world.tokenizer, doc)
-    store = world.store
-    key = put_tokens(store, tokens)
-    world.index.refresh()
-    try:
-        prompt = encode(world.tokenizer, f"Context:\n{changed(doc)}\n\n{ASKED}")
-        if any(match.key == key for match in world.find_tokens(prompt)):
-            assert change == "other white space"  # of which a tokenizer keeps nothing
-            return
-        miss = world.index.nearest(np.asarray(prompt, dtype=np.int32), 0)
-        assert miss is not None and (miss.key, miss.length, miss.problem) == (key, len(tokens), problem)
-        run = tokens[miss.start + 16 : miss.end]
-        assert run in [prompt[at : at + len(run)] for at in range(len(prompt))]
-        assert str(miss).startswith(f"equals object {key[:12]} {'from' if miss.start else 'up to'} token ")
-        nothing = encode(world.tokenizer, "Nothing of this was ever stored, and nobody asked for it. " * 20)
-        assert world.index.nearest(np.asarray(nothing, dtype=np.int32), 0) is None
-    finally:
-        store.path(key).unlink()
-        world.index.refresh()
 
 
 # Its thread

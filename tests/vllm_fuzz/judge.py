@@ -79,7 +79,7 @@ class Judge:
         kind = "unsaid" if report is None else report["state"]
         if asked.compiles and (report is None or (kind != "compiled" and not report["problem"])):
             return Verdict("compile", f"it was not compiled, and nothing says why: {report}")
-        if kind == "exact" and not (report["problem"] or report["nearest"]):  # type: ignore[index]
+        if kind == "exact" and not report["problem"]:  # type: ignore[index]
             return Verdict(kind, "it is exact, and nothing says why")
         if asked.prompt is None:
             return Verdict(kind)

@@ -153,7 +153,7 @@ class Requests:
     def _to_be_verified(self, draw: Draw) -> Asked:
         prompt, salt = self._prompt(draw), self._salt(draw)
         values: tuple[Any, ...] = (True, 1.0, "yes", [], None)
-        name, said = draw.choice(("verify", "answer_kl", "guarantee")), draw.choice(values)
+        name, said = draw.choice(("verify", "answer_kl")), draw.choice(values)
         return self._asked("verify", draw, prompt, salt, {"pic": self._names(draw, prompt, salt) | {name: said}})
 
     def _of_many(self, draw: Draw) -> Asked:

@@ -17,16 +17,15 @@ from pictool.commands.console.progress import answers_bar
 from pictool.commands.console.verbosity import note
 from pictool.commands.linking.request import LinkScript, RequestOptions, beside, make_spec
 from pictool.commands.settings.engine import find_engine
-from pictool.commands.settings.options import BATCH, GuaranteeOption, VerifyShareOption, option
+from pictool.commands.settings.options import BATCH, option
 from pictool.commands.settings.resources import open_model, open_store
 from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError, PicError
 
 if TYPE_CHECKING:
     from pictool.engines.answer_file import AnswerFile
-    from pictool.engines.base import Answer, Comparison, Engine, Feature
+    from pictool.engines.base import Answer, Comparison, Engine
     from pictool.eval.datasets.records import Record
-    from pictool.fidelity.guarantee import Guarantee, Guarantor, Ticket
     from pictool.fidelity.verify import Canary
     from pictool.linker.spec import Spec
 
@@ -66,9 +65,6 @@ class VerifyOptions:
         option("--max-kl", "NATS", "With --verify: exit with 1 if the mean KL is above NATS.", BATCH, min=0),
     ] = None
 
-    guarantee: GuaranteeOption = None
-    verify_share: VerifyShareOption = None
-
     def canary(self, seed: int) -> Canary:
         """Which requests are verified; none without --verify.
 
@@ -82,12 +78,6 @@ class VerifyOptions:
         with of_command_line():
             return Canary(self.verify or 0.0, seed)
 
-    def refuse_of_batches(self) -> None:
-        """Raise UsageError for options that need --batch."""
-        for name, value in (("--guarantee", self.guarantee), ("--verify-share", self.verify_share)):
-            if value is not None:
-                raise UsageError(f"{name}: applies to --batch; add it")
-
 
 @dataclass(frozen=True)
 class BatchOptions:
@@ -95,7 +85,6 @@ class BatchOptions:
 
     Fields:
         max_kl: bounds the mean of the verified answers; None: the mean is only reported.
-        guarantee: what has to be shown of linked answers; others are exact.
     """
 
     path: Path
@@ -103,31 +92,17 @@ class BatchOptions:
     canary: Canary
     max_kl: float | None
     as_json: bool
-    guarantee: Guarantee | None = None
 
     @classmethod
     def of(cls, verified: VerifyOptions, output: str | None, canary: Canary, as_json: bool) -> BatchOptions:
         """The options of a command line with --batch. Raises InputError: -o names a file that cannot be written."""
         assert verified.batch is not None
         path = None if output is None else output_path("-o", output, [verified.batch])
-        guarantee = declared_guarantee(verified.guarantee, verified.verify_share)
-        if guarantee is not None and verified.verify is not None:
-            raise UsageError("--guarantee: verifies by itself; set its share with --verify-share")
-        return cls(Path(verified.batch), path, canary, verified.max_kl, as_json, guarantee)
+        return cls(Path(verified.batch), path, canary, verified.max_kl, as_json)
 
     def must_run(self, request: BatchRequest, known: Mapping[str, Any] | None) -> bool:
         """Whether a request has no answer yet, or one that was not verified and has to be."""
         return known is None or (known["compare"] is None and self.canary.picks(request.digest))
-
-
-def declared_guarantee(text: str | None, share: float | None) -> Guarantee | None:
-    """What --guarantee and --verify-share say. Raises UsageError."""
-    from pictool.fidelity.guarantee import Guarantee
-
-    if text is None and share is not None:
-        raise UsageError("--verify-share: applies to --guarantee; add it")
-    with of_command_line():
-        return None if text is None else Guarantee.parse(text, Guarantee.share if share is None else share)
 
 
 def made_of(engine: Engine) -> Callable[[BatchRequest], str | None]:
@@ -162,9 +137,8 @@ def run_batch(batch: BatchOptions, request: RequestOptions, settings: Settings, 
     from pictool.fidelity.verify import Drift
 
     check_batch(batch, request, settings)
-    requests = read_batch(batch.path, request, settings, repr(batch.guarantee or ""))
-    needed: dict[Feature, str] = {} if batch.guarantee is None else {"whole_kl": "--guarantee"}
-    engine_type = find_engine(engine, needed, settings.model)
+    requests = read_batch(batch.path, request, settings)
+    engine_type = find_engine(engine, model=settings.model)
     results: dict[int, Mapping[str, Any]] = {}
     store, model = open_store(settings), open_model(settings)
     with ExitStack() as opened:
@@ -175,8 +149,9 @@ def run_batch(batch: BatchOptions, request: RequestOptions, settings: Settings, 
         waiting = [each for each in requests if batch.must_run(each, results.get(each.line))]
         show = opened.enter_context(answers_bar(batch.path.name))
         show(len(results), len(requests))
-        for each, outcome in answers_of(running, waiting, batch):
-            results[each.line] = {"id": each.id, **outcome}
+        for each, outcome in answer_each(running, waiting, batch.canary):
+            report = {"error": str(outcome)} if isinstance(outcome, PicError) else outcome.report()
+            results[each.line] = {"id": each.id, **report}
             if answers is not None:
                 answers.append(each, results[each.line])
             show(len(results), len(requests))
@@ -206,15 +181,15 @@ def check_batch(batch: BatchOptions, request: RequestOptions, settings: Settings
         raise UsageError("--batch: links in this process; leave --server out (--server '')")
 
 
-def read_batch(path: Path, request: RequestOptions, settings: Settings, more: str = "") -> list[BatchRequest]:
-    """The requests of a file; `more` is what else their answers depend on.
+def read_batch(path: Path, request: RequestOptions, settings: Settings) -> list[BatchRequest]:
+    """The requests of a file.
 
     Raises:
         InputError: names the line and the key.
     """
     from pictool.eval.datasets.records import read_records
 
-    common = repr(replace(request, documents=[])) + repr(settings.head) + repr(settings.algo) + more
+    common = repr(replace(request, documents=[])) + repr(settings.head) + repr(settings.algo)
     return [_request_of(record, request, settings, common) for record in read_records(path)]
 
 
@@ -241,17 +216,6 @@ def _request_of(record: Record, request: RequestOptions, settings: Settings, com
     return BatchRequest(record.number, record.id("id"), sha256((text + common).encode()).hexdigest(), spec)
 
 
-def answers_of(
-    engine: Engine, requests: Sequence[BatchRequest], batch: BatchOptions
-) -> Iterator[tuple[BatchRequest, dict[str, Any]]]:
-    """The reports of answers, as they are made."""
-    if batch.guarantee is not None:
-        yield from answers_with_guarantee(engine, requests, batch.guarantee)
-        return
-    for each, outcome in answer_each(engine, requests, batch.canary):
-        yield each, {"error": str(outcome)} if isinstance(outcome, PicError) else outcome.report()
-
-
 def answer_each(
     engine: Engine, requests: Sequence[BatchRequest], canary: Canary
 ) -> Iterator[tuple[BatchRequest, Answer | PicError]]:
@@ -265,40 +229,6 @@ def answer_each(
             yield each, error
     for index, outcome in engine.answer_all([each.spec for each in others]):
         yield others[index], outcome
-
-
-def answers_with_guarantee(
-    engine: Engine, requests: Sequence[BatchRequest], declared: Guarantee
-) -> Iterator[tuple[BatchRequest, dict[str, Any]]]:
-    """Answer requests one after the other, each by the policy that the guarantee allows by then."""
-    from pictool.fidelity.guarantee import Guarantor
-
-    guarantor = Guarantor(declared, note)
-    for each in requests:
-        count = len(each.spec.documents)
-        ticket = guarantor.draw("", each.spec.policy, count) if count else None  # nothing waits: only this is None
-        try:
-            yield each, _answer_by_ticket(engine, each.spec, guarantor, ticket)
-        except PicError as error:
-            if ticket is not None:
-                guarantor.withdraw(ticket)
-            yield each, {"error": str(error)}
-
-
-def _answer_by_ticket(engine: Engine, spec: Spec, guarantor: Guarantor, ticket: Ticket | None) -> dict[str, Any]:
-    from pictool.linker.policies import BASELINE, make_policy
-
-    exact = replace(spec, policy=make_policy(BASELINE))
-    if ticket is None:
-        return engine.answer(exact).report()
-    linked, promise = replace(spec, policy=ticket.policy), ticket.report()
-    verified = engine.answer(linked, compare=True) if ticket.is_chosen else None
-    answer = engine.answer(exact) if ticket.is_exact else verified or engine.answer(linked)
-    if verified is None:
-        guarantor.finish(ticket)
-    else:
-        guarantor.verify(ticket, None if verified.compare is None else verified.compare.answer_kl)
-    return answer.report() | {"guarantee": promise}
 
 
 def compared_of(results: Sequence[Mapping[str, Any]]) -> list[Comparison]:

@@ -67,18 +67,6 @@ DepfileOption = Annotated[
     bool, option("--depfile", None, "Also write the files that -o depends on, for make (OUT.d).", OUTPUT)
 ]
 PlotOption = Annotated[Optional[str], option("--plot", "FILE", "Draw a plot (.svg or .png).", OUTPUT)]
-GuaranteeOption = Annotated[
-    Optional[str],
-    option(
-        "--guarantee",
-        "kl=NATS,level=SHARE",
-        "Link only while the mean KL of whole answers (each clipped at 1) is shown to be at most NATS.",
-        POLICY,
-    ),
-]
-VerifyShareOption = Annotated[
-    Optional[float], option("--verify-share", "SHARE", "Share of answers that --guarantee verifies (0.05).", POLICY)
-]
 EngineOption = Annotated[
     Optional[str],
     option("--engine", "NAME", "torch (default) or vllm; a GGUF file chooses llamacpp. A wrong name lists all.", MODEL),

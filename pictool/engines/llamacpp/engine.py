@@ -25,7 +25,7 @@ class LlamaCppEngine(TorchEngine):
 
     name: ClassVar[str] = "llamacpp"
     title: ClassVar[str] = "llama.cpp"
-    supports: ClassVar[frozenset[Feature]] = frozenset({"trace", "codecs", "chains", "plans", "whole_kl"})
+    supports: ClassVar[frozenset[Feature]] = frozenset({"trace", "codecs", "chains", "plans"})
 
     def __init__(
         self, model: Model, store: Store, pool_bytes: int | None = 0, residents: ResidentObjects | None = None

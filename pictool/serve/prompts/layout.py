@@ -39,7 +39,7 @@ from pictool.serve.work import (
     WrittenPiece,
     separated,
 )
-from pictool.store.matches import Match, NearMiss
+from pictool.store.matches import Match
 
 Recognise = Callable[[TokenIds], list[Match]]
 Open = Callable[
@@ -53,18 +53,16 @@ _NUM_SOURCES = {ObjectReference: "cache", RetrievedObject: "retrieved", MarkedTe
 class PromptLayout:
     """A prompt's token ids and the objects in it, in order, with how they were found.
 
-    `tail` is its text after the last object, `marked` the objects of marked texts, as far as a backend keeps them here;
-    `nearest` is the document that comes nearest where none is recognised.
+    `tail` is its text after the last object, `marked` the objects of marked texts, as far as a backend keeps them here.
     """
 
     tokens: TokenIds
     matches: tuple[Match, ...]
-    sources: tuple[str, ...]  # of each match: cache, retrieved, marker, recognised, part
+    sources: tuple[str, ...]  # of each match: cache, retrieved, marker, recognised
     unstored: tuple[PromptPart, ...] = ()  # marked texts that the store has no room for
     tail: str = ""
     marked: tuple[CompiledText, ...] = ()
     notes: tuple[str, ...] = ()  # on its texts
-    nearest: NearMiss | None = None
 
 
 def lay_out(
@@ -93,7 +91,7 @@ def lay_out(
                 unstored.append(PromptPart(at, at + len(tokens), "not_stored"))
             found, source = (recognise(tokens) if recognise is not None else []), "recognised"
         matches += [replace(match, start=at + match.start) for match in found]
-        sources += ["part" if match.part_of else source for match in found]
+        sources += [source] * len(found)
         parts.append(tokens)
         at += len(tokens)
     tokens = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)

@@ -253,18 +253,6 @@ def test_what_a_tokenizer_joined_is_computed_and_the_rest_is_linked(
     assert np.flatnonzero(plan.required).tolist() == list(range(at))
 
 
-def test_the_nearest_document_is_the_tenant_s(model: Model, store: Store) -> None:
-    mine = model.with_salt("mine")
-    chunk = make_chunk(model, TEXT * 4, "test")
-    (compiled,) = compile(mine, store, [chunk])
-    with closing(recognising(model, store)) as planner:
-        request, cut = LinkParams(NAIVE, None), rig.ids(*HEAD, *chunk.tokens[: 3 * len(chunk) // 4], *TAIL)
-        planner._indexing.wait()  # until the store has been read
-        assert planner.plan(request, cut, "mine") is None
-        assert str(planner.nearest(request, cut, "mine")).startswith(f"equals object {compiled.key[:12]} up to token ")
-        assert planner.nearest(request, cut, "theirs") is planner.nearest(request, cut) is None
-
-
 def test_a_document_whose_marker_vllm_reads_as_a_control_token_is_not_recognised(model: Model, store: Store) -> None:
     """vLLM's own tokenizer parses markers, so the prompt has other tokens than the document."""
     text = f"{TEXT * 2}</s>{TEXT * 2}"

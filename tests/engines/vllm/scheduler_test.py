@@ -82,9 +82,6 @@ class Planning:
     def __init__(self) -> None:
         self.throttle = BackgroundThrottle()
 
-    def nearest(self, *_: object) -> str | None:
-        return None
-
 
 class Broken(Planning):
     """A planner that meets what nobody foresaw."""
@@ -108,31 +105,20 @@ def test_an_error_makes_its_request_exact_and_ends_nothing(params: object) -> No
     assert "a path of the server's" not in report["pic"]["problem"]
 
 
-class Near(Planning):
-    """A planner that finds no document, but one that is near for the first request."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.near: list[str | None] = ["equals object ab up to token 9 of 12", None]
+class FindsNothing(Planning):
+    """A planner that recognises no document."""
 
     def plan(self, *_: object) -> None:
         return None
 
-    def nearest(self, *_: object) -> str | None:
-        return self.near.pop(0)
 
-
-def test_the_nearest_document_of_a_request_that_has_none_is_reported() -> None:
-    side = SchedulerSide(Near(), parse_settings({"store": "x", "recognise": True}))  # type: ignore[arg-type]
-    reports = []
-    for name in ("a", "b"):
-        request: Any = Asked(None, request_id=name)
-        side.add_request(request)
-        while side.num_matched_tokens(request, 0) is None:
-            pass
-        reports.append(side.finish_request(request))
-    assert reports[0] is not None and reports[1] is None and side.take_counts() is None
-    assert (reports[0]["pic"]["state"], reports[0]["pic"]["nearest"][:15]) == ("exact", "equals object a")
+def test_a_request_that_has_no_document_has_no_report() -> None:
+    side = SchedulerSide(FindsNothing(), parse_settings({"store": "x", "recognise": True}))  # type: ignore[arg-type]
+    request: Any = Asked(None)
+    side.add_request(request)
+    while side.num_matched_tokens(request, 0) is None:
+        pass
+    assert side.finish_request(request) is None and side.take_counts() is None
 
 
 class Slow(Planning):

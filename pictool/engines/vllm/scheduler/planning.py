@@ -121,12 +121,6 @@ class Planner:
         except InputError as error:
             raise RequestError(f"kv_transfer_params: {error}") from error
 
-    def nearest(self, request: LinkParams, tokens: TokenIds, salt: str = "") -> str | None:
-        """The document of this salt that comes nearest to a prompt in which none was recognised, and how it differs."""
-        needs = request.policy.needs
-        found = None if needs.all_tables else self._index.nearest(tokens, needs.sinks, salt)
-        return None if found is None else str(found)
-
     def select(self, plan: LinkPlan) -> RowMask | None:
         """The rows [N] to compute, those without an object among them; None if the policy narrows them layer by layer.
 

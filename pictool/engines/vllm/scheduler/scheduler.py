@@ -63,7 +63,6 @@ class LinkReport:
     documents: list[tuple[int, int, str, int | None]] = field(default_factory=list)  # start, end, key, such rows of it
     timing: dict[str, float] = field(default_factory=dict)
     problem: str | None = None
-    nearest: str | None = None  # the stored document that comes nearest, where none was recognised
 
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -262,7 +261,7 @@ class SchedulerSide:
         deadline = PlanningDeadline.after(self._settings.plan_s)
         threads = self._threads_for_many if len(parsed.objects or ()) > _MANY else self._threads
         report, own_salt = LinkReport(label_of(parsed.policy)), request.cache_salt
-        planning = threads.submit(self._plan, request, parsed, tokens, client_salt, deadline, report)
+        planning = threads.submit(self._plan, request, parsed, tokens, client_salt, deadline)
         limit = None if parsed.policy.needs.runs_model else deadline  # a second model takes the time that it takes
         link = _Link(request, client_salt, own_salt, planning, limit, report, time.perf_counter())
         link.is_fresh, link.is_named = parsed.fresh, parsed.objects is not None
@@ -290,13 +289,11 @@ class SchedulerSide:
         tokens: Sequence[int],
         salt: str,
         deadline: PlanningDeadline,
-        report: LinkReport,
     ) -> PromptPlan | None:
-        """In a thread: the plan and its rows; None if nothing was recognised, and the report says what was nearest."""
-        ids, planner = np.asarray(tokens, dtype=np.int32), self._planner_of(request)
-        plan = planner.plan(parsed, ids, salt, deadline)
+        """In a thread: the plan and its rows; None if nothing was recognised."""
+        planner = self._planner_of(request)
+        plan = planner.plan(parsed, np.asarray(tokens, dtype=np.int32), salt, deadline)
         if plan is None:
-            report.nearest = planner.nearest(parsed, ids, salt)
             return None
         rows = planner.select(plan)
         return PromptPlan(plan, rows, planner.first_selection(plan) if rows is None else None, planner)
@@ -306,9 +303,6 @@ class SchedulerSide:
         planned = link.planning.result()
         if planned is None:  # nothing was recognised
             self._drop(link.request.request_id)
-            if link.report.nearest is not None:
-                link.report.state = "exact"
-                self._reports[link.request.request_id] = link.report
             return
         plan, report = planned.plan, link.report
         report.chunks, report.context = sum(span.key is not None for span in plan.spans[1:]), plan.num_context

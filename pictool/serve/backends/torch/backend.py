@@ -22,10 +22,10 @@ from pictool.engines import engine_of
 from pictool.engines.base import Answer, LinkResult, compare_answers
 from pictool.engines.torch import TorchEngine
 from pictool.errors import InputError, NotFiniteError, ObjectError, StoreError
-from pictool.fidelity.guarantee import Guarantee, Guarantor, Ticket
 from pictool.linker.grid import label_of
 from pictool.linker.link import Linked, keep_prefix, link, require_room
 from pictool.linker.plan import LinkPlan, make_plan, plan_without_objects
+from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.residency import ResidentObjects
 from pictool.linker.spec import Spec
@@ -36,7 +36,6 @@ from pictool.serve.admission import AdmissionControl
 from pictool.serve.backends.query import ServedQuery
 from pictool.serve.backends.torch.engine_thread import ClosedError, EngineTask, EngineThread, QueueFullError
 from pictool.serve.backends.torch.served_engine import ServedEngine, with_chunks
-from pictool.serve.backends.torch.verification import FULL, ChosenAnswer, Verifier
 from pictool.serve.channel import Channel, End, Send, compiled_event
 from pictool.serve.errors import queue_full, server_ends
 from pictool.serve.prompts.explained import explain
@@ -75,6 +74,7 @@ if TYPE_CHECKING:
     from pictool.serve.schema import DocumentQuery
     from pictool.store.store import Store
 
+FULL = make_policy(BASELINE)
 _log = logging.getLogger("pictool.serve")
 
 
@@ -94,8 +94,6 @@ class BackendSettings:
         learned_bytes: of objects that are compiled from texts which requests repeat, until the server ends; 0: none.
         pool_bytes: of KV that stays on the device from request to request; 0: none; None: see `default_pool_bytes`.
         kept_bytes: of exact prefixes that are kept on disk, in a directory of the store; 0: none.
-        guarantee: what holds for linked answers, or they are exact; None: nothing is guaranteed.
-        reuses_parts: whether parts of stored documents are recognised, too.
         separator: what prompts have between documents; None: what the model has.
     """
 
@@ -112,8 +110,6 @@ class BackendSettings:
     pool_bytes: int | None = 0
     kept_bytes: int = 0
     num_tenants: int = 1
-    guarantee: Guarantee | None = None
-    reuses_parts: bool = False
     separator: str | None = None
 
 
@@ -156,22 +152,13 @@ class TorchBackend(Backend):
         self._cutting = copy(model)  # for texts that are cut in other threads: a tokenizer is used by one at a time
         self._cutting.tokenizer, self._cutting.name = deepcopy(model.tokenizer), self.model
         cut = model.cut_of(settings.policy.needs.cut)
-        if settings.reuses_parts and model.geometry.states is not None:
-            raise InputError(f"--reuse-parts: {model.name} is a hybrid, whose objects have states of whole texts only")
-        self.index = ContentIndex(
-            store, model.target, settings.min_tokens, self._decode, model.bos_id, cut, settings.reuses_parts
-        )
+        self.index = ContentIndex(store, model.target, settings.min_tokens, self._decode, model.bos_id, cut)
         self._indexing = IndexThread(self.index, settings.refresh_s, lambda problem: _log.warning("pic: %s", problem))
         self._indexing.start()
         self._indexing.wait()
         self._texts = StoredTexts(store, self.index, model, self.context_length)
         self._thread = EngineThread(settings.max_waiting, settings.max_active)
         self._cutting_places = AdmissionControl(settings.max_waiting, most=1)
-        declared = settings.guarantee
-        self._guarantor = self._verifier = None
-        if declared is not None:
-            self._guarantor = Guarantor(declared, lambda text: _log.warning("pic: %s", text))
-            self._verifier = Verifier(self._guarantor, self._thread, store)
         self._learner = Learner(settings.learned_bytes, self.index, settings.min_tokens)
 
     def __enter__(self) -> TorchBackend:
@@ -192,7 +179,6 @@ class TorchBackend(Backend):
             self._thread.num_waiting, self._thread.num_active, label_of(self.policy), self.divergence, self.problem,
             self._learner.num_bytes, self._learner.num_failed,
             None if self._residents is None else self._residents.counts,
-            *(() if self._guarantor is None else (self._guarantor.report(), self._guarantor.pending)),
         )  # fmt: skip
 
     # The backend's contract
@@ -203,8 +189,6 @@ class TorchBackend(Backend):
         async with aclosing(self._in_turn(work.tenant.name, partial(self._answer, work))) as events:
             async for event in events:
                 yield event
-        if self._verifier is not None:
-            self._verifier.verify_next()
         await self._learn(work)
 
     async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
@@ -326,50 +310,17 @@ class TorchBackend(Backend):
                     pieces[index] = UnstoredText(make_chunk(model, piece.text, _MARKED).tokens)
                 task.checkpoint(ends_turn=is_new)
         plan, prompt_layout = self._plan(work, pieces, model, policy)
-        if self._guarantor is None or self._verifier is None or not plan.num_documents:
-            self._answer_plan(work, plan, prompt_layout, (lacks, tuple(marked)), task, send)
-        else:
-            self._answer_with_guarantee(
-                self._guarantor, self._verifier, work, plan, prompt_layout, (lacks, tuple(marked)), task, send
-            )
-
-    def _answer_with_guarantee(
-        self, guarantor: Guarantor, verifier: Verifier, work: AnswerRequest, plan: LinkPlan,
-        prompt_layout: PromptLayout, more: tuple[str | None, tuple[CompiledText, ...]], task: EngineTask, send: Send,
-    ) -> None:  # fmt: skip
-        """Answer by the policy that the guarantee allows now, and keep the answer for verification if it is chosen."""
-        ticket = guarantor.draw(work.tenant.name, plan.policy, plan.num_documents)
-        if ticket is None:
-            more = more[0] or _UNVERIFIED, more[1]
-        served = plan if ticket is None else replace(plan, policy=ticket.policy)
-        chosen = served if ticket is not None and ticket.is_chosen else None
-        if ticket is None or ticket.is_exact:
-            served = plan_without_objects(FULL, plan.layout.tokens, plan.salt)
-            prompt_layout = replace(prompt_layout, matches=(), sources=())
-        try:
-            self._answer_plan(work, served, prompt_layout, more, task, send, ticket)
-        except BaseException:
-            if ticket is not None:
-                guarantor.withdraw(ticket)
-            raise
-        if ticket is not None:
-            guarantor.finish(ticket)
-        if ticket is not None and chosen is not None:
-            model, limit = self.engine_of(work.tenant).model, self._num_tokens(work, chosen)
-            verifier.add(ChosenAnswer(ticket, work, chosen, model, limit))
+        self._answer_plan(work, plan, replace(prompt_layout, marked=tuple(marked)), lacks, task, send)
 
     def _answer_plan(
-        self, work: AnswerRequest, plan: LinkPlan, prompt_layout: PromptLayout,
-        more: tuple[str | None, tuple[CompiledText, ...]], task: EngineTask, send: Send, ticket: Ticket | None = None,
+        self, work: AnswerRequest, plan: LinkPlan, prompt_layout: PromptLayout, lacks: str | None, task: EngineTask,
+        send: Send,
     ) -> None:  # fmt: skip
-        """Link a prompt and answer it. `more`: why a marked text is computed exactly, and the objects of the others."""
-        (lacks, marked), model, policy = more, self.engine_of(work.tenant).model, plan.policy
+        """Link a prompt and answer it. `lacks`: why a marked text is computed exactly, if one is."""
+        model, policy = self.engine_of(work.tenant).model, plan.policy
         linked, problem = self._link(model, plan, prompt_layout, prefixes=not work.linking.verifies)
         reuse = _reuse_of(linked, prompt_layout, plan, problem)
-        nearest = None if prompt_layout.nearest is None else str(prompt_layout.nearest)
-        notes = prompt_layout.notes
-        reuse = replace(reuse, problem=reuse.problem or lacks, marked=marked, nearest=nearest, notes=notes)
-        reuse = replace(reuse, guarantee=None if ticket is None else ticket.report())
+        reuse = replace(reuse, problem=reuse.problem or lacks, marked=prompt_layout.marked, notes=prompt_layout.notes)
         send(StartEvent(self._explained(reuse, work.linking, policy, linked, prompt_layout, problem is not None)))
         task.checkpoint()
         limit, image, first = self._num_tokens(work, plan), linked.image, list[Step]()
@@ -408,8 +359,7 @@ class TorchBackend(Backend):
             if match.start in linked.computed:
                 continue
             rows = math.ceil(linked.rows[:, match.start : end].sum(1).mean())
-            part = (match.offset, match.offset + end - match.start, match.part_of) if match.part_of else None
-            reused.append(PromptPart(match.start, end, source, match.key, rows, match.key in new, part=part))
+            reused.append(PromptPart(match.start, end, source, match.key, rows, match.key in new))
         parts = explain(last + 1, reused, linking, policy, self._settings.min_tokens, fails)
         if linking.explains:
             parts = tuple(replace(part, text=self._beginning(prompt_layout.tokens, part)) for part in parts)
@@ -506,9 +456,6 @@ class TorchBackend(Backend):
         matches = tuple(prompt_layout.matches[i] for i in kept)
         sources = tuple(self._learner.source_of(matches[i].key, prompt_layout.sources[i]) for i in kept)
         prompt_layout = replace(prompt_layout, matches=matches, sources=sources)
-        if recognises and not matches and not policy.needs.all_tables:
-            nearest = self.index.nearest(prompt_layout.tokens, policy.needs.sinks, model.salt)
-            prompt_layout = replace(prompt_layout, nearest=nearest)
         if not matches or not policy.needs.objects:
             return plan_without_objects(policy, prompt_layout.tokens, model.salt), replace(
                 prompt_layout, matches=(), sources=()
@@ -568,7 +515,6 @@ class TorchBackend(Backend):
 
 _SHOWN = 12  # tokens of a part that a response shows
 _MARKED = "a marked part"  # in messages
-_UNVERIFIED = "too many answers wait to be verified"  # the problem of an exact answer
 _NOT_KEPT = "a marked text cannot be kept"  # the problem of its prompt
 _VERIFIED = ("answer", "kl", "answer_kl", "same_answer", "same_first_token", "common_prefix")
 

@@ -392,7 +392,7 @@ class VllmBackend(Backend):
             )
             return Reuse(
                 label, exact=num_prompt, cached=record.num_cached, problem=problem, parts=parts,
-                explains=linking.explains, nearest=None if report is None else report.get("nearest"), notes=notes,
+                explains=linking.explains, notes=notes,
             )  # fmt: skip
         parts = self._parts(report, prompt_layout, num_prompt, linking, policy)
         sources = {part.reason for part in parts if part.key}
