@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Commands, subcommands and options as they were typed; an option without a command is that of every one.
+# Commands, subcommands and options, each after its command.
 REMOVED: dict[str, str] = {
     "link --guarantee": "use --verify with --max-kl",
     "link --verify-share": "use --verify with --max-kl",
