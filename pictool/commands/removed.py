@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 # Commands, subcommands and options as they were typed; an option without a command is that of every one.
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "estimate --replay": "ask the server: its responses and /metrics say what was reused",
+    "estimate --sample": "ask the server: its responses and /metrics say what was reused",
+    "estimate --plot": "use --json",
+    "estimate --capacity": "read the table of LRU caches",
+    "estimate --limit": "use head -n N LOG | pic estimate -",
+    "estimate --min-tokens": "it is 16",
+    "estimate --shape": "use -m, which sizes KV by that model",
+    "estimate --tflops": "use pic plan, which measures this machine",
+    "estimate --read-gb-s": "use pic plan, which measures this machine",
+}
 
 
 def replacement(arguments: Sequence[str]) -> str | None:

@@ -76,7 +76,6 @@ evidence none.txt
 evidence --minutes 0
 estimate
 estimate none
-estimate a.txt --shape none
 sync
 sync none
 sync a.txt --splitter none
