@@ -6,6 +6,27 @@ from collections.abc import Sequence
 
 # Commands, subcommands and options as they were typed; an option without a command is that of every one.
 REMOVED: dict[str, str] = {
+    "link -T": "name documents and --query, or put requests into a file for --batch",
+    "link --script": "name documents and --query, or put requests into a file for --batch",
+    "link --depfile": "use --batch with -o, which asks again only what is another one",
+    "compile --depfile": "name the text as the prerequisite in the Makefile",
+    "query -k": "use --algo NAME-NUMBER",
+    "query --ratio": "use --algo NAME-NUMBER",
+    "query -p": "use --algo NAME:FIELD=VALUE",
+    **{
+        f"{command} {name}": instead
+        for command in ("ask", "mcp")
+        for name, instead in {
+            "-k": "use --algo NAME-NUMBER",
+            "--ratio": "use --algo NAME-NUMBER",
+            "-p": "use --algo NAME:FIELD=VALUE",
+            "--fallback": "use --algo NAME:fallback=NAME",
+            "--head": "set head in pic.yaml",
+            "--query-template": "set query_template in pic.yaml",
+            "--sinks": "the policy sets them",
+            **dict.fromkeys(("--temperature", "--top-p", "--seed", "--stop"), "answers are greedy; pic link samples"),
+        }.items()
+    },
     "estimate --replay": "ask the server: its responses and /metrics say what was reused",
     "estimate --sample": "ask the server: its responses and /metrics say what was reused",
     "estimate --plot": "use --json",

@@ -28,7 +28,6 @@ link a.txt -q x --engine none
 link a.txt -q x --engine vllm --trace t
 link a.txt -q x -m ./none
 link a.txt -q x --temperature -1
-link -T none.yaml
 link --batch none.jsonl
 link a.txt -q x --server http://127.0.0.1:1
 query none.json
