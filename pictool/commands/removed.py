@@ -27,6 +27,15 @@ REMOVED: dict[str, str] = {
             **dict.fromkeys(("--temperature", "--top-p", "--seed", "--stop"), "answers are greedy; pic link samples"),
         }.items()
     },
+    "store show": "use pic inspect KEY, and pic store ls --json for the last use",
+    "store stats": "use pic store ls --stats",
+    "store expire": "use pic store gc KEY, or pic store gc --older-than AGE",
+    "store unpin": "use pic store pin --undo",
+    **dict.fromkeys(
+        ("inspect --header", "inspect --candidates", "inspect --times", "inspect --parts"),
+        "pic inspect shows all sections unless --layers or --text is given",
+    ),
+    "inspect --sinks": "use --attention-sinks",
     "estimate --replay": "ask the server: its responses and /metrics say what was reused",
     "estimate --sample": "ask the server: its responses and /metrics say what was reused",
     "estimate --plot": "use --json",

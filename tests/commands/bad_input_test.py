@@ -89,7 +89,7 @@ LINKING = [
     Case("prompt too long", (*LINK, "l.txt"), ("523", "512", "fewer or shorter"), files(l_txt="harbour " * 125)),
     Case("unknown key", (*LINK, "abcd1234"), ("abcd1234", "pic store ls")),
     Case("short key", (*LINK, "abc"), ("abc", "4 hex digits")),
-    Case("ambiguous key", ("store", "show", "abcd"), ("abcd", "2 objects", "pic store ls"), two_objects_of_one_prefix),
+    Case("ambiguous key", ("inspect", "abcd"), ("abcd", "2 objects", "pic store ls"), two_objects_of_one_prefix),
     Case("damaged objects by key", (*LINK, "abcd"), ("abcd: no object", "pic store ls"), two_objects_of_one_prefix),
     Case("a text as object", (*LINK, "t.kvo"), ("t.kvo", "not an object"), files(t_kvo="The harbour was quiet.")),
     Case("empty object", (*LINK, "t.kvo"), ("t.kvo", "not an object"), files(t_kvo="")),

@@ -161,20 +161,12 @@ def test_several_traces_stand_side_by_side_and_their_texts_below(by_hand: Path) 
     assert len(pic("inspect", by_hand, by_hand, "--json").json) == 2
     out = pic("inspect", by_hand, by_hand).out
     assert out.count("\n-- generated") == 2 and out.count(f"== {by_hand}") == 2
-    one = {line.split()[0]: line.split()[-2] for line in pic("inspect", by_hand, "--times").out.splitlines()[2:]}
-    both = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.split()[:1][0:] and line[0] != " "}
-    for name, milliseconds in one.items():
-        assert both[name] == [milliseconds, milliseconds]
 
 
 @pytest.mark.parametrize(
     ("section", "has", "lacks"),
     [
-        ("--header", "recomputed", "computed tokens by part"),
-        ("--times", "recompute ", "policy"),
-        ("--parts", "computed tokens by part", "policy"),
         ("--layers", "computed context tokens by layer", "by part"),
-        ("--candidates", "the likeliest", "by layer"),
         ("--text", "-- generated", "by layer"),
     ],
 )
@@ -293,14 +285,6 @@ def test_the_sink_of_an_object(objects: Objects, model: Path) -> None:
     assert [row.split()[2:] for row in grid[2:]] == [[f"{100 * x:.1f}" for x in row] for row in sinks.initial_share]
 
 
-def test_the_old_name_of_attention_sinks_still_works(objects: Objects, model: Path) -> None:
-    shown, renamed = (
-        pic("inspect", objects.mine, option, "-m", model, "--json") for option in ("--attention-sinks", "--sinks")
-    )
-    assert renamed.json == shown.json and shown.err == ""
-    assert renamed.err == "pic: --sinks of pic inspect is now called --attention-sinks\n"
-
-
 def test_layers_of_an_object(objects: Objects) -> None:
     found = pic("inspect", objects.mine, "--layers", "--json").json["layer_stats"]
     rows = [row.split() for row in section(pic("inspect", objects.mine, "--layers"), "layers: L2 norm")[1:]]
@@ -361,7 +345,6 @@ def test_pictures_of_objects_and_differences(objects: Objects, model: Path, by_h
         (("OBJECT", "--attention"), "not a trace; --attention"),
         (("OBJECT", "--against", "full"), "not a trace; --attention"),
         (("TRACE", "--against", "naive"), "must be full"),
-        (("OBJECT", "--times"), "--candidates, --times and --parts need one"),
         (("TRACE", "--head", 1), "--layer and --head need --attention"),
         (("TRACE", "--first", 1), "--first needs --attention-sinks"),
         (("TRACE", "--attention", "--scale", "log"), "must be minmax or share"),

@@ -218,7 +218,7 @@ class Scripts(Surface):
         data, what = as_yaml(tree or {"store": "st"}, draw)
         write("pic.yaml", data)
         commands = (
-            ("store", "ls"), ("store", "stats", "--json"), ("compile", "a.txt", "-m", self.scene.model),
+            ("store", "ls"), ("store", "ls", "--stats", "--json"), ("compile", "a.txt", "-m", self.scene.model),
             ("link", "a.txt", "-q", QUERY, "-m", self.scene.model, "--max-new-tokens", 2), ("store", "push", "all"),
         )  # fmt: skip
         return f"pic.yaml: {what}", draw.choice(commands)
