@@ -101,6 +101,7 @@ class InspectOptions:
             ANALYSIS,
         ),
     ] = None
+    diff: Annotated[bool, option("--diff", None, "Compare two traces of one prompt.", ANALYSIS)] = False
     plot: Annotated[Optional[str], option("--plot", "FILE", "Draw what was requested (.svg or .png).", OUTPUT)] = None
     as_json: JsonOption = False
 
@@ -135,15 +136,28 @@ def run_inspect(
     \b
       pic inspect a.kvo --layers
       pic inspect link.trace --attention --against full
+      pic inspect legolink.trace cacheblend.trace --diff
     """
     from pictool.commands.traces.run_form import inspect_run
     from pictool.tui.services import is_run_path
 
     with nullcontext() if options.as_json else paged():
-        if any(is_run_path(Path(name)) for name in names):
+        if options.diff:
+            diff_files(names, options)
+        elif any(is_run_path(Path(name)) for name in names):
             inspect_run(names, options)
         else:
             inspect_files(names, options, settings)
+
+
+def diff_files(names: Sequence[str], options: InspectOptions) -> None:
+    """Compare two traces."""
+    from pictool.commands.traces.diff_form import show_diff
+
+    if len(names) != 2 or options != InspectOptions(diff=True, plot=options.plot, as_json=options.as_json):
+        raise UsageError("--diff: compares two traces; name both, and leave the other options out")
+    check_plot(options.plot, [Path(name) for name in names])
+    show_diff((names[0], names[1]), options.plot, options.as_json)
 
 
 def inspect_files(names: Sequence[str], options: InspectOptions, settings: Settings) -> None:
@@ -192,7 +206,7 @@ def check_plot(plot: str | None, inputs: Sequence[Path]) -> None:
 def check_options(options: InspectOptions, of_traces: bool, name: str) -> None:
     """Refuse options that do not apply to the kind of `name`, or to a view that is not shown."""
     if options.against not in (None, "full"):
-        raise UsageError(f"--against {options.against}: must be full; pic diff compares two traces")
+        raise UsageError(f"--against {options.against}: must be full; --diff compares two traces")
     if not of_traces and (options.attention or options.against):
         raise UsageError(f"{name}: not a trace; --attention and --against need one (pic link --trace)")
     if not options.attention and (options.layer is not None or options.head is not None):

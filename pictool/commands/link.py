@@ -65,7 +65,7 @@ class LinkOptions:
     compare: Annotated[bool, option("--compare", None, "Also run full recompute; print speedup and agreement.")] = False
     trace: Annotated[
         Optional[str],
-        option("--trace", "FILE", "Write a trace of the link, for pic inspect, pic diff and pic tui.", OUTPUT),
+        option("--trace", "FILE", "Write a trace of the link, for pic inspect and pic tui.", OUTPUT),
     ] = None
     output: Annotated[Optional[str], option("-o, --output", "FILE", "Write the JSON report to a file.", OUTPUT)] = None
     as_json: JsonOption = False

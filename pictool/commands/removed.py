@@ -27,6 +27,7 @@ REMOVED: dict[str, str] = {
             **dict.fromkeys(("--temperature", "--top-p", "--seed", "--stop"), "answers are greedy; pic link samples"),
         }.items()
     },
+    "diff": "use pic inspect A B --diff",
     "store show": "use pic inspect KEY, and pic store ls --json for the last use",
     "store stats": "use pic store ls --stats",
     "store expire": "use pic store gc KEY, or pic store gc --older-than AGE",

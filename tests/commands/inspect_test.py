@@ -1,4 +1,4 @@
-"""`pic inspect`: what objects and traces say of themselves, and numbers against the library; pictures; `pic diff`."""
+"""`pic inspect`: what objects and traces say of themselves, and numbers against the library; pictures; `--diff`."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_controls_in_a_trace_do_not_steer_the_terminal(by_hand: Path) -> None:
                     top=tuple(replace(one, text=evil) for one in trace.top),
                     generated=tuple(replace(one, text=evil) for one in trace.generated))  # fmt: skip
     write_trace(Path("evil.trace"), trace)
-    for outcome in (pic("inspect", "evil.trace"), pic("diff", "evil.trace", "evil.trace")):
+    for outcome in (pic("inspect", "evil.trace"), pic("inspect", "--diff", "evil.trace", "evil.trace")):
         assert outcome.code == 0 and not any(one in outcome.out for one in ("\x1b", "\x07", "\u202e"))
 
 
@@ -331,7 +331,7 @@ def test_pictures(options: tuple[str, ...], traces: Traces) -> None:
 
 def test_pictures_of_objects_and_differences(objects: Objects, model: Path, by_hand: Path) -> None:
     assert pic("inspect", objects.mine, "--attention-sinks", "-m", model, "--plot", "o.png").code == 0
-    assert pic("diff", by_hand, by_hand, "--plot", "d.png").code == 0
+    assert pic("inspect", "--diff", by_hand, by_hand, "--plot", "d.png").code == 0
     assert all(Path(name).read_bytes().startswith(b"\x89PNG") for name in ("o.png", "d.png"))
 
 
@@ -374,18 +374,18 @@ def test_corrupt_traces_are_one_line(by_hand: Path) -> None:
     whole = by_hand.read_bytes()
     for name, data in (("short", whole[: len(whole) // 2]), ("flipped", whole[:-9] + b"\xff" + whole[-8:])):
         Path(f"{name}.trace").write_bytes(data)
-        for outcome in (pic("inspect", f"{name}.trace"), pic("diff", f"{name}.trace", by_hand)):
+        for outcome in (pic("inspect", f"{name}.trace"), pic("inspect", "--diff", f"{name}.trace", by_hand)):
             assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
             assert f"{name}.trace" in outcome.err
-    missing = pic("diff", "missing.trace", by_hand)
+    missing = pic("inspect", "--diff", "missing.trace", by_hand)
     assert missing.code == 1 and "missing.trace" in missing.err and missing.err.count("\n") == 1
 
 
 def test_other_prompts_cannot_be_compared(traces: Traces, by_hand: Path) -> None:
-    outcome = pic("diff", traces("naive"), by_hand)
+    outcome = pic("inspect", "--diff", traces("naive"), by_hand)
     assert outcome.code == 1 and "different models" in outcome.err
 
 
 def test_json_is_json(by_hand: Path) -> None:
-    for outcome in (pic("inspect", by_hand, "--json"), pic("diff", by_hand, by_hand, "--json")):
+    for outcome in (pic("inspect", by_hand, "--json"), pic("inspect", "--diff", by_hand, by_hand, "--json")):
         assert outcome.code == 0 and json.loads(outcome.out)
