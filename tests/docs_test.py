@@ -149,7 +149,9 @@ def test_every_setting_is_in_the_reference(tmp_path: Path, monkeypatch: pytest.M
     text = (REFERENCE / "pic-yaml.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     Path("pic.yaml").write_text("nope: 1")
-    known = CliRunner().invoke(program(), ["store", "stats"]).stderr.partition("known are ")[2].strip().split(", ")
+    known = (
+        CliRunner().invoke(program(), ["store", "ls", "--stats"]).stderr.partition("known are ")[2].strip().split(", ")
+    )
     assert "model" in known
     assert [key for key in known if f"| `{key}` |" not in text] == []
     source = "".join(text_of(name) for name in SOURCES if name.startswith("pictool/"))

@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
 app = make_app()
 PASSAGES = 8
-REQUEST_FIELDS_OF_LINK = ("documents", "query", "script", "chunk_tokens")
+REQUEST_FIELDS_OF_LINK = (
+    "documents", "query", "chunk_tokens", "k", "ratio", "params", "fallback", "head", "query_template", "temperature",
+    "top_p", "seed", "stop", "sinks",
+)  # fmt: skip
 
 
 @command(

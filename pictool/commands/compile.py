@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 from pictool.commands.console.errors import UsageError, of_command_line
 from pictool.commands.console.forecast import warn_of_disk
-from pictool.commands.console.outputs import depfile_path, model_files, output_path, print_json, write_depfile
+from pictool.commands.console.outputs import output_path, print_json
 from pictool.commands.console.progress import progress
 from pictool.commands.console.verbosity import note
 from pictool.commands.console.words import count
@@ -25,7 +25,6 @@ from pictool.commands.settings.options import (
     OUTPUT,
     SALT,
     ChunkOption,
-    DepfileOption,
     EngineOption,
     JsonOption,
     argument,
@@ -149,7 +148,6 @@ def run_compile(
     output: Annotated[
         Optional[str], option("-o, --output", "FILE", "Also write the object of one file here.", OUTPUT)
     ] = None,
-    depfile: DepfileOption = False,
     is_dry: Annotated[bool, option("--dry-run", None, "Print what compiling would cost; write nothing.")] = False,
     as_json: JsonOption = False,
     engine: EngineOption = None,
@@ -160,12 +158,12 @@ def run_compile(
     \b
       pic compile docs/*.txt
       pic compile --recursive docs --chunk-tokens 512 --overlap 64
-      pic compile a.txt -o a.kvo --depfile
+      pic compile a.txt -o a.kvo
       pic compile --ray corpus/ more.jsonl --remote s3://bucket/pic
     """
     what.check()
     others = {
-        "-o": output, "--depfile": depfile, "--engine": engine, "--probes": what.probes is not None,
+        "-o": output, "--engine": engine, "--probes": what.probes is not None,
         "--probe-model": what.probe_model, "--dry-run": is_dry, "--splitter": what.splitter is not None,
         "--cut": what.cut is not None,
     }  # fmt: skip
@@ -173,13 +171,13 @@ def run_compile(
     if bulk.ray is not None:
         run_bulk(bulk, what, settings, as_json)
         return
-    target = check_output(output, depfile, what.files)
+    target = check_output(output, what.files)
     texts, unreadable = read_texts(what.files, what.recursive, bulk)
     leave_out(unreadable, what.keep_going and bool(texts))
     if is_dry:
         foresee(what, texts, settings, as_json)
     else:
-        compile_files(what, texts, settings, engine, target, depfile, as_json)
+        compile_files(what, texts, settings, engine, target, as_json)
     if unreadable:
         raise InputError(f"{count(len(unreadable), 'text')} left out, as {unreadable[0]}")
 
@@ -200,17 +198,14 @@ def all_of(errors: Sequence[InputError]) -> InputError:
 
 def compile_files(
     what: Compilation, texts: Sequence[tuple[str, str]], settings: Settings, engine: str | None, target: Path | None,
-    depfile: bool, as_json: bool,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Compile texts, write the object that -o names, and print what was done."""
     if target is None and (rows := recalled_rows(what, texts, settings, engine)):
         print_rows(settings.model or EMBEDDED, rows, as_json)
         return
-    model, compiled, measurer = compile_texts(what, texts, settings, engine)
+    model, compiled = compile_texts(what, texts, settings, engine)
     if target is not None:
-        if depfile:  # first, so that a target is never there without it
-            sources = [Path(what.files[0])]
-            write_depfile(target, [*sources, *model_files(model), *(model_files(measurer) if measurer else ())])
         write_output(target, compiled)
     print_rows(model.name, [ReportRow.of(done) for done in compiled], as_json)
 
@@ -298,8 +293,8 @@ def foresee(what: Compilation, texts: Sequence[tuple[str, str]], settings: Setti
 
 def compile_texts(
     what: Compilation, texts: Sequence[tuple[str, str]], settings: Settings, engine: str | None
-) -> tuple[Model, list[Compiled], Model | None]:
-    """The model, what was compiled, and the small model that measured it, if one did."""
+) -> tuple[Model, list[Compiled]]:
+    """The model, and what was compiled."""
     from pictool.compiler.sensitivity import PROBES
     from pictool.runtime.model import require_name
     from pictool.runtime.speculative import open_speculative
@@ -332,7 +327,7 @@ def compile_texts(
         for name, text, done in by_name:
             known[text] = [RecalledChunk(one.chunk.source.removeprefix(name), len(one.chunk), one.key) for one in done]
         remember(surroundings, known)
-    return model, compiled, measurer
+    return model, compiled
 
 
 def say_states(model: Model, codec: str) -> None:
@@ -393,18 +388,14 @@ def _surroundings(what: Compilation, settings: Settings) -> Surroundings | None:
     )
 
 
-def check_output(output: str | None, depfile: bool, files: Sequence[str]) -> Path | None:
+def check_output(output: str | None, files: Sequence[str]) -> Path | None:
     """The target of -o, if it makes sense with the rest of the command line."""
     if output is None:
-        if depfile:
-            raise UsageError("--depfile: needs -o, whose prerequisites it lists")
         return None
     if len(files) != 1:
         raise UsageError(f"-o {output}: can be used with one file, but {len(files)} were given")
     if Path(output).suffix != ".kvo":
         raise UsageError(f"-o {output}: the name must end in .kvo, so that pic link recognises it")
-    if depfile:
-        output_path("--depfile", str(depfile_path(Path(output))), files)
     return output_path("-o", output, files)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -44,6 +44,7 @@ MAX_TOKENS = 2000  # of a text that is shown without --text
 BARS = "▁▂▃▄▅▆▇█"
 
 _SECTIONS = ("header", "candidates", "times", "parts", "layers", "text")
+_NAMED = ("layers", "text")  # those that an option names
 
 app = make_app()
 
@@ -52,20 +53,6 @@ app = make_app()
 class InspectOptions:
     """What to show. Without a section: all that needs no model, of an object its header."""
 
-    header: Annotated[
-        bool,
-        option(
-            "--header",
-            None,
-            "Objects: geometry, sizes, fingerprints, checksums. Traces: model, policy, answer.",
-            SECTIONS,
-        ),
-    ] = False
-    candidates: Annotated[bool, option("--candidates", None, "Traces: the likeliest first tokens.", SECTIONS)] = False
-    times: Annotated[bool, option("--times", None, "Traces: durations.", SECTIONS)] = False
-    parts: Annotated[
-        bool, option("--parts", None, "Traces: tokens computed per chunk, and their scores.", SECTIONS)
-    ] = False
     layers: Annotated[
         bool,
         option(
@@ -84,7 +71,6 @@ class InspectOptions:
             "--attention-sinks", None, "Share of attention that the first tokens draw, per layer and head.", ANALYSIS
         ),
     ] = False
-    sinks: Annotated[bool, option("--sinks", None, "The old name of --attention-sinks.", hidden=True)] = False
     first: Annotated[
         Optional[int], option("--first", "N", "With --attention-sinks: how many tokens are first (4).", ANALYSIS, min=1)
     ] = None
@@ -115,13 +101,14 @@ class InspectOptions:
             ANALYSIS,
         ),
     ] = None
+    diff: Annotated[bool, option("--diff", None, "Compare two traces of one prompt.", ANALYSIS)] = False
     plot: Annotated[Optional[str], option("--plot", "FILE", "Draw what was requested (.svg or .png).", OUTPUT)] = None
     as_json: JsonOption = False
 
     @property
     def sections(self) -> tuple[str, ...]:
         """The sections that are asked for, without those that need a model; all if none at all is asked for."""
-        asked = tuple(name for name in _SECTIONS if getattr(self, name))
+        asked = tuple(name for name in _NAMED if getattr(self, name))
         return asked if asked or self.needs_attention or self.against else _SECTIONS
 
     @property
@@ -149,18 +136,28 @@ def run_inspect(
     \b
       pic inspect a.kvo --layers
       pic inspect link.trace --attention --against full
+      pic inspect legolink.trace cacheblend.trace --diff
     """
     from pictool.commands.traces.run_form import inspect_run
     from pictool.tui.services import is_run_path
 
-    if options.sinks:
-        note("--sinks of pic inspect is now called --attention-sinks")
-        options = replace(options, attention_sinks=True)
     with nullcontext() if options.as_json else paged():
-        if any(is_run_path(Path(name)) for name in names):
+        if options.diff:
+            diff_files(names, options)
+        elif any(is_run_path(Path(name)) for name in names):
             inspect_run(names, options)
         else:
             inspect_files(names, options, settings)
+
+
+def diff_files(names: Sequence[str], options: InspectOptions) -> None:
+    """Compare two traces."""
+    from pictool.commands.traces.diff_form import show_diff
+
+    if len(names) != 2 or options != InspectOptions(diff=True, plot=options.plot, as_json=options.as_json):
+        raise UsageError("--diff: compares two traces; name both, and leave the other options out")
+    check_plot(options.plot, [Path(name) for name in names])
+    show_diff((names[0], names[1]), options.plot, options.as_json)
 
 
 def inspect_files(names: Sequence[str], options: InspectOptions, settings: Settings) -> None:
@@ -209,11 +206,9 @@ def check_plot(plot: str | None, inputs: Sequence[Path]) -> None:
 def check_options(options: InspectOptions, of_traces: bool, name: str) -> None:
     """Refuse options that do not apply to the kind of `name`, or to a view that is not shown."""
     if options.against not in (None, "full"):
-        raise UsageError(f"--against {options.against}: must be full; pic diff compares two traces")
+        raise UsageError(f"--against {options.against}: must be full; --diff compares two traces")
     if not of_traces and (options.attention or options.against):
         raise UsageError(f"{name}: not a trace; --attention and --against need one (pic link --trace)")
-    if not of_traces and (options.candidates or options.times or options.parts):
-        raise UsageError(f"{name}: not a trace; --candidates, --times and --parts need one")
     if not options.attention and (options.layer is not None or options.head is not None):
         raise UsageError("--layer and --head need --attention")
     if options.first is not None and not options.attention_sinks:
@@ -273,14 +268,6 @@ def inspect_object(path: Path, options: InspectOptions, settings: Settings) -> d
     if sinks is not None:
         report["sink_profile"] = sinks_json(sinks)
     return report
-
-
-def describe(path: Path) -> dict[str, Any]:
-    """The header of an object, field by field, and its text."""
-    from pictool.store.objects.format import ObjectFile
-
-    with ObjectFile(path) as file:
-        return _fields(file) | {"text": file.text()}
 
 
 def object_json(file: ObjectFile) -> dict[str, Any]:

@@ -14,35 +14,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from pictool import __version__
 from pictool.commands.console.errors import UsageError, of_command_line
-from pictool.commands.console.outputs import (
-    depfile_path,
-    model_files,
-    output_path,
-    print_json,
-    write_depfile,
-    write_json,
-)
+from pictool.commands.console.outputs import output_path, print_json, write_json
 from pictool.commands.console.verbosity import note
 from pictool.commands.console.words import count
 from pictool.commands.linking.batch import BatchOptions, VerifyOptions, run_batch
 from pictool.commands.linking.request import (
     AUTO,
     STDIN,
-    LinkScript,
     RequestOptions,
     check_documents,
     check_keys,
     make_spec,
     note_measuring,
     policy_values,
-    read_script,
     with_stdin,
 )
 from pictool.commands.settings.engine import find_engine
 from pictool.commands.settings.options import (
     OUTPUT,
     SALT,
-    DepfileOption,
     EngineOption,
     JsonOption,
     command,
@@ -75,26 +65,23 @@ class LinkOptions:
     compare: Annotated[bool, option("--compare", None, "Also run full recompute; print speedup and agreement.")] = False
     trace: Annotated[
         Optional[str],
-        option("--trace", "FILE", "Write a trace of the link, for pic inspect, pic diff and pic tui.", OUTPUT),
+        option("--trace", "FILE", "Write a trace of the link, for pic inspect and pic tui.", OUTPUT),
     ] = None
     output: Annotated[Optional[str], option("-o, --output", "FILE", "Write the JSON report to a file.", OUTPUT)] = None
-    depfile: DepfileOption = False
     as_json: JsonOption = False
     engine: EngineOption = None
 
 
 @dataclass(frozen=True)
 class LinkCommand:
-    """The parsed command line. `policies` are those that are compared, if several are named; `inputs` are its files."""
+    """The parsed command line. `policies` are those that are compared, if several are named."""
 
     request: RequestOptions
-    script: LinkScript
     settings: Settings
     options: LinkOptions
     spec: Spec
     policies: list[LabelledPolicy]
     is_verified: bool
-    inputs: Sequence[Path]
 
     @property
     def is_quiet(self) -> bool:
@@ -103,7 +90,7 @@ class LinkCommand:
 
     @property
     def is_auto(self) -> bool:
-        return policy_values(self.request, self.script).get("ratio") == AUTO
+        return policy_values(self.request).get("ratio") == AUTO
 
 
 @dataclass(frozen=True)
@@ -112,7 +99,6 @@ class LinkOutput:
 
     reports: list[dict[str, Any]]
     is_foreign: bool
-    model_files: Sequence[Path] = ()
 
 
 @command(app, "link", "model", "device", "dtype", "server", "store", "remote", "require_signed", *SALT)
@@ -121,7 +107,7 @@ def run_link(request: RequestOptions, settings: Settings, verified: VerifyOption
 
     \b
       pic link a.txt b.txt -q "Which festival does Gadwick hold?" --compare
-      pic link -T question.yaml --trace link.trace
+      pic link a.txt -q "Who?" --trace link.trace
       pic link a.txt b.txt -q "Who?" --algo legolink-16 --algo cacheblend-15
     """
     canary = verified.canary(request.seed)
@@ -133,7 +119,8 @@ def run_link(request: RequestOptions, settings: Settings, verified: VerifyOption
     parsed = parse(request, settings, options, canary)
     with ExitStack() as opened:
         result = link_there(parsed) if settings.server else link_here(parsed, opened)
-        write_output(parsed, result)
+        if options.output is not None:
+            write_json(options.output, result.reports if parsed.policies else result.reports[0])
         show(parsed, result)
         if parsed.is_verified:
             require_little_drift(result.reports, verified.max_kl)
@@ -141,23 +128,12 @@ def run_link(request: RequestOptions, settings: Settings, verified: VerifyOption
 
 def parse(request: RequestOptions, settings: Settings, options: LinkOptions, canary: Canary) -> LinkCommand:
     """The command line of one request, checked as far as no model is needed. Raises PicError."""
-    script = read_script(Path(request.script)) if request.script else LinkScript()
-    inputs = input_files(request, script)
-    check_documents([*script.documents, *request.documents])
-    check_outputs(options.output, options.trace, options.depfile, inputs)
+    check_documents(request.documents)
+    check_outputs(options, request.documents)
     policies = side_by_side(request, options.trace)
-    spec = with_stdin(make_spec(request, settings, script))
+    spec = with_stdin(make_spec(request, settings))
     is_verified = canary.picks(json.dumps(request_json(spec, {}) | {"algo": spec.policy.params}))
-    return LinkCommand(request, script, settings, options, spec, policies, is_verified, inputs)
-
-
-def write_output(parsed: LinkCommand, result: LinkOutput) -> None:
-    """Write the files that -o and --depfile name."""
-    if parsed.options.output is None:
-        return
-    if parsed.options.depfile:  # first, so that a target is never there without it
-        write_depfile(Path(parsed.options.output), [*parsed.inputs, *result.model_files])
-    write_json(parsed.options.output, result.reports if parsed.policies else result.reports[0])
+    return LinkCommand(request, settings, options, spec, policies, is_verified)
 
 
 def show(parsed: LinkCommand, result: LinkOutput) -> None:
@@ -174,7 +150,7 @@ def show(parsed: LinkCommand, result: LinkOutput) -> None:
 
 def refuse_of_one(options: LinkOptions) -> None:
     """Refuse options of a single request together with --batch."""
-    for name, value in (("--compare", options.compare), ("--trace", options.trace), ("--depfile", options.depfile)):
+    for name, value in (("--compare", options.compare), ("--trace", options.trace)):
         if value:
             raise UsageError(f"--batch: {name} applies to one request; leave it out (--verify 1 compares all)")
 
@@ -231,7 +207,7 @@ def link_here(parsed: LinkCommand, opened: ExitStack) -> LinkOutput:
     linked = answers[0].link.linked
     texts = [] if linked is None else [part.chunk.text for part, _ in linked.documents]
     is_embedded = settings.origin("model") == DEFAULT
-    return LinkOutput(reports, is_embedded and is_foreign(texts, reports[0]), model_files(model))
+    return LinkOutput(reports, is_embedded and is_foreign(texts, reports[0]))
 
 
 def link_there(parsed: LinkCommand) -> LinkOutput:
@@ -240,8 +216,7 @@ def link_there(parsed: LinkCommand) -> LinkOutput:
 
     options = parsed.options
     local = {
-        "--trace": options.trace, "--depfile": options.depfile, "--engine": options.engine,
-        "--ratio auto": parsed.is_auto,
+        "--trace": options.trace, "--engine": options.engine, "--ratio auto": parsed.is_auto,
     }  # fmt: skip
     require_possible(parsed.settings, local)
     specs = [replace(parsed.spec, policy=labelled.policy) for labelled in parsed.policies] or [parsed.spec]
@@ -353,25 +328,14 @@ def end_fetching(store: Store, error: type[BaseException] | None, *_: object) ->
         store.cancel()
 
 
-def input_files(request: RequestOptions, script: LinkScript) -> list[Path]:
-    """The files that the answer is made of, beside the model's: link script and documents, less those given as keys."""
-    scripts = [Path(request.script)] if request.script else []
-    named = [*script.documents, *request.documents]
-    return scripts + [Path(name) for name in named if name != STDIN and exists(name)]
-
-
-def check_outputs(output: str | None, trace: str | None, depfile: bool, inputs: Sequence[Path]) -> None:
+def check_outputs(options: LinkOptions, documents: Sequence[str]) -> None:
     """Refuse what could not be written, or would destroy an input, before the long run."""
-    if depfile and output is None:
-        raise UsageError("--depfile: needs -o, whose prerequisites it lists")
-    if output is not None:
-        output_path("-o", output, inputs)
-    if output is not None and depfile:
-        output_path("--depfile", str(depfile_path(Path(output))), inputs)
-    if trace is not None:
-        output_path("--trace", trace, inputs)
-    if trace is not None and output is not None and Path(trace) == Path(output):
-        raise UsageError(f"--trace {trace}: is also the file of -o; name another")
+    inputs = [name for name in documents if name != STDIN and exists(name)]
+    for name, value in (("-o", options.output), ("--trace", options.trace)):
+        if value is not None:
+            output_path(name, value, inputs)
+    if options.trace is not None and options.output is not None and Path(options.trace) == Path(options.output):
+        raise UsageError(f"--trace {options.trace}: is also the file of -o; name another")
 
 
 def with_auto_ratio(model: Model, store: Store, spec: Spec) -> tuple[Spec, RatioChoice]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -17,7 +17,7 @@ from pictool.commands.console.sizes import parse_size
 from pictool.commands.console.verbosity import note
 from pictool.commands.link import Stream
 from pictool.commands.linking.batch import answered
-from pictool.commands.linking.request import STDIN, named_fields, policy_of_settings, read_stdin
+from pictool.commands.linking.request import STDIN, policy_of_settings, read_stdin
 from pictool.commands.settings.engine import find_engine
 from pictool.commands.settings.options import (
     ANSWER,
@@ -28,7 +28,6 @@ from pictool.commands.settings.options import (
     SALT,
     CodecOption,
     EngineOption,
-    FieldsOption,
     JsonOption,
     argument,
     command,
@@ -61,11 +60,8 @@ class QueryOptions:
 
     algo: Annotated[
         Optional[str],
-        option("--algo", "NAME", "Policy that links the children of a + (PIC_ALGO). A wrong name lists all.", POLICY),
+        option("--algo", "SPEC", "Policy that links the children of a + (PIC_ALGO). A wrong name lists all.", POLICY),
     ] = None
-    k: Annotated[Optional[int], option("-k", "N", "Recompute the first N tokens of each span.", POLICY)] = None
-    ratio: Annotated[Optional[float], option("--ratio", "SHARE", "Share of rows to recompute.", POLICY)] = None
-    params: FieldsOption = field(default_factory=list)
     tree: Annotated[
         Optional[int],
         option(
@@ -209,16 +205,15 @@ def run_query(
 
 def choose_policy(options: QueryOptions, settings: Settings) -> Policy:
     """The policy of linking spans: from the command line, else from the settings. Raises PicError; checks the codec."""
-    from pictool.linker.grid import policy_with_options
+    from pictool.linker.grid import parse_policy
     from pictool.linker.policies import DEFAULT
     from pictool.store.codecs import require_codec
 
     with of_command_line():
         require_codec(options.codec or settings.codec)
-        values = named_fields(options.params, k=options.k, ratio=options.ratio)
         if options.algo is None and settings.algo is not None:
-            return policy_of_settings(settings, values)
-        return policy_with_options(options.algo or DEFAULT, values)
+            return policy_of_settings(settings, {})
+        return parse_policy(options.algo or DEFAULT)
 
 
 def choose_engine(

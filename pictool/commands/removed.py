@@ -12,6 +12,46 @@ REMOVED: dict[str, str] = {
     "serve --guarantee": "ask for verify in a share of the requests, or verify a batch: pic link --batch --verify",
     "serve --verify-share": "ask for verify in a share of the requests, or verify a batch: pic link --batch --verify",
     "serve --reuse-parts": "compile the parts themselves: pic compile --chunk-tokens",
+    "link -T": "name documents and --query, or put requests into a file for --batch",
+    "link --script": "name documents and --query, or put requests into a file for --batch",
+    "link --depfile": "use --batch with -o, which asks again only what is another one",
+    "compile --depfile": "name the text as the prerequisite in the Makefile",
+    "query -k": "use --algo NAME-NUMBER",
+    "query --ratio": "use --algo NAME-NUMBER",
+    "query -p": "use --algo NAME:FIELD=VALUE",
+    **{
+        f"{command} {name}": instead
+        for command in ("ask", "mcp")
+        for name, instead in {
+            "-k": "use --algo NAME-NUMBER",
+            "--ratio": "use --algo NAME-NUMBER",
+            "-p": "use --algo NAME:FIELD=VALUE",
+            "--fallback": "use --algo NAME:fallback=NAME",
+            "--head": "set head in pic.yaml",
+            "--query-template": "set query_template in pic.yaml",
+            "--sinks": "the policy sets them",
+            **dict.fromkeys(("--temperature", "--top-p", "--seed", "--stop"), "answers are greedy; pic link samples"),
+        }.items()
+    },
+    "diff": "use pic inspect A B --diff",
+    "store show": "use pic inspect KEY, and pic store ls --json for the last use",
+    "store stats": "use pic store ls --stats",
+    "store expire": "use pic store gc KEY, or pic store gc --older-than AGE",
+    "store unpin": "use pic store pin --undo",
+    **dict.fromkeys(
+        ("inspect --header", "inspect --candidates", "inspect --times", "inspect --parts"),
+        "pic inspect shows all sections unless --layers or --text is given",
+    ),
+    "inspect --sinks": "use --attention-sinks",
+    "estimate --replay": "ask the server: its responses and /metrics say what was reused",
+    "estimate --sample": "ask the server: its responses and /metrics say what was reused",
+    "estimate --plot": "use --json",
+    "estimate --capacity": "read the table of LRU caches",
+    "estimate --limit": "use head -n N LOG | pic estimate -",
+    "estimate --min-tokens": "it is 16",
+    "estimate --shape": "use -m, which sizes KV by that model",
+    "estimate --tflops": "use pic plan, which measures this machine",
+    "estimate --read-gb-s": "use pic plan, which measures this machine",
 }
 
 

@@ -58,11 +58,13 @@ def run_ls(
     sort: Annotated[str, option("--sort", "ORDER", "key, used (latest first) or size (largest first).")] = "key",
     chains: Annotated[bool, option("--chains", None, "Also list blocks of prefix chains.")] = False,
     by: Annotated[Optional[str], option("--by", "folder", "List the folders of pic sync instead.")] = None,
+    counts: Annotated[bool, option("--stats", None, "Count objects and bytes, hits and misses instead.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List objects with size, age, last use and source.
+    """List objects with size, age, last use and source; or count them.
 
     \b
+      pic store ls --stats
       pic store ls --sort used --limit 20
     """
     from pictool.store.eviction import pinned
@@ -71,6 +73,9 @@ def run_ls(
     if sort not in SORTS:
         raise UsageError(f"--sort {sort}: must be {', '.join(SORTS[:-1])} or {SORTS[-1]}")
     store = open_existing(settings)
+    if counts:
+        show_stats(store, as_json)
+        return
     if by is not None:
         list_folders(store, by, as_json)
         return
@@ -164,40 +169,11 @@ def object_json(entry: StoredObject, source: Source | None = None, is_pinned: bo
     }  # fmt: skip
 
 
-@command(app, "show", "store")
-def run_show(settings: Settings, keys: KeysArgument, as_json: JsonOption = False) -> None:
-    """Show headers, text and last use of objects.
-
-    \b
-      pic store show 3f9a 81c2
-    """
-    from pictool.commands.inspect import describe
-    from pictool.store.eviction import pinned
-
-    store = open_existing(settings)
-    pins, shown = pinned(store.root), []
-    for key in map(store.resolve, keys):
-        path = store.path(key)
-        used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(path.stat().st_mtime))
-        shown.append(describe(path) | {"used": used, "pinned": key in pins})
-    if as_json:
-        print_json(shown)
-        return
-    for values in shown:
-        for name, value in values.items():
-            print(f"{name:<13}{visible(' '.join(value.split()) if name == 'text' else str(value))}")
-
-
-@command(app, "stats", "store")
-def run_stats(settings: Settings, as_json: JsonOption = False) -> None:
-    """Count objects and bytes, hits and misses.
-
-    \b
-      pic store stats --json
-    """
+def show_stats(store: Store, as_json: bool) -> None:
+    """Count objects and bytes, hits and misses."""
     from pictool.store.upkeep import stats
 
-    report = stats(open_existing(settings))
+    report = stats(store)
     if as_json:
         print_json(asdict(report) | {"counts": report.counts.report()})
         return
@@ -337,23 +313,40 @@ def print_plan(objects: Sequence[Entry], files: Sequence[str], as_json: bool) ->
 @command(app, "gc", "store")
 def run_gc(
     settings: Settings,
+    keys: Annotated[Optional[list[str]], argument("KEY", "Objects to remove: keys, or unique beginnings.")] = None,
     max_size: Annotated[
         Optional[str],
         option("--max-size", "SIZE", "Evict the least recently used objects beyond SIZE, as 10G (PIC_MAX_SIZE)."),
     ] = None,
+    older_than: Annotated[
+        Optional[str], option("--older-than", "AGE", "Remove objects that were not used for AGE, as 12h or 30d.")
+    ] = None,
+    force: Annotated[bool, option("--force", None, "Remove the named objects even if they are pinned.")] = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove stale temporary files; with a size, evict the least recently used objects.
+    """Remove stale temporary files; with a size, evict the least recently used objects; or remove some by key or age.
 
     \b
       pic store gc --max-size 10G --dry-run
+      pic store gc --older-than 30d
     """
-    from pictool.store.upkeep import gc, would_collect
-
+    if sum(map(bool, (keys, max_size, older_than))) > 1:
+        raise UsageError("gc: name one of keys, --max-size and --older-than")
     with of_command_line():
         max_bytes = None if max_size is None else parse_size("--max-size", max_size)
+        seconds = None if older_than is None else parse_age("--older-than", older_than)
     store = open_existing(settings)
+    if keys or seconds is not None:
+        remove(store, [store.resolve(key) for key in keys or ()], seconds, force, dry_run, as_json)
+    else:
+        collect(store, max_bytes, dry_run, as_json)
+
+
+def collect(store: Store, max_bytes: int | None, dry_run: bool, as_json: bool) -> None:
+    """Remove stale files, and objects beyond a size."""
+    from pictool.store.upkeep import gc, would_collect
+
     if dry_run:
         litter, evicted = would_collect(store, max_bytes)
         print_plan(evicted, [str(path) for path in litter], as_json)
@@ -368,30 +361,12 @@ def run_gc(
         )
 
 
-@command(app, "expire", "store")
-def run_expire(
-    settings: Settings,
-    keys: Annotated[Optional[list[str]], argument("KEY", "Keys, or unique beginnings of them.")] = None,
-    older_than: Annotated[
-        Optional[str], option("--older-than", "AGE", "Remove objects that were not used for AGE, as 12h or 30d.")
-    ] = None,
-    force: Annotated[bool, option("--force", None, "Also remove pinned objects.")] = False,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Remove objects, by key or by age.
-
-    \b
-      pic store expire --older-than 30d
-    """
-    if bool(keys) == (older_than is not None):
-        raise UsageError("expire: name either keys or --older-than")
+def remove(
+    store: Store, named: Sequence[str], seconds: float | None, force: bool, dry_run: bool, as_json: bool
+) -> None:  # fmt: skip
+    """Remove objects by key; if `seconds` is not None, those that were not used for so long."""
     from pictool.store.upkeep import expire, expire_older, would_expire, would_expire_older
 
-    with of_command_line():
-        seconds = None if older_than is None else parse_age("--older-than", older_than)
-    store = open_existing(settings)
-    named = [store.resolve(key) for key in keys or ()]
     if dry_run:
         planned = would_expire(store, named, force) if seconds is None else would_expire_older(store, seconds)
         print_plan(planned, [], as_json)
@@ -404,33 +379,22 @@ def run_expire(
 
 
 @command(app, "pin", "store")
-def run_pin(settings: Settings, keys: KeysArgument) -> None:
-    """Protect objects from eviction and expiry.
+def run_pin(
+    settings: Settings,
+    keys: KeysArgument,
+    undo: Annotated[bool, option("--undo", None, "Allow them to be evicted and removed again.")] = False,
+) -> None:
+    """Protect objects from eviction and removal.
 
     \b
       pic store pin 3f9a
     """
-    from pictool.store.upkeep import pin
+    from pictool.store.upkeep import pin, unpin
 
     store = open_existing(settings)
     for key in [store.resolve(key) for key in keys]:
-        pin(store, key)
-    note(f"{count(len(keys), 'object')} pinned")
-
-
-@command(app, "unpin", "store")
-def run_unpin(settings: Settings, keys: KeysArgument) -> None:
-    """Allow pinned objects to be evicted and expired again.
-
-    \b
-      pic store unpin 3f9a
-    """
-    from pictool.store.upkeep import unpin
-
-    store = open_existing(settings)
-    for key in [store.resolve(key) for key in keys]:
-        unpin(store, key)
-    note(f"{count(len(keys), 'object')} unpinned")
+        (unpin if undo else pin)(store, key)
+    note(f"{count(len(keys), 'object')} {'unpinned' if undo else 'pinned'}")
 
 
 # What moves: archives, and a remote

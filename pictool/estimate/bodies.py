@@ -7,7 +7,7 @@ here also has what its record says of it: a time, a tenant, the response.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -233,28 +233,7 @@ def _tenant(record: Record) -> str:
 
 
 def _one(record: Record, segments: Sequence[Segment]) -> list[LoggedPrompt]:
-    body = {name: record[name] for name in ("messages", "prompt", "documents", "tools") if name in record}
-    return [
-        LoggedPrompt(tuple(segments), time_of(record), _tenant(record), tuple(_outputs(record.get("response"))), body)
-    ]
-
-
-def _outputs(response: Any) -> Iterator[str]:
-    """The texts of a logged response, in any of the forms."""
-    if isinstance(response, str):
-        yield response
-    if not isinstance(response, Mapping):
-        return
-    if isinstance(response.get("body"), Mapping):
-        response = response["body"]
-    for choice in response.get("choices") or ():
-        message = choice.get("message") if isinstance(choice, Mapping) else None
-        text = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(text, str):
-            yield text
-    for part in response.get("content") or () if isinstance(response.get("content"), list) else ():
-        if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-            yield part["text"]
+    return [LoggedPrompt(tuple(segments), time_of(record), _tenant(record))]
 
 
 def _listed(record: Record, name: str) -> list[Any]:

@@ -1,15 +1,14 @@
 """The forms in which requests are logged: how a record's form is recognised, and where it has what is needed.
 
 `FORMS` is the table of gateways, traces and batches; the bodies of requests in them are read by API (`bodies.py`).
-Beside it are records that have no body: Mooncake's traces, vLLM's KV events and the lines of its request log, and what
-`pic serve --request-log` writes. Each request counts once; what does not count is counted by its reason.
+Beside it are records that have no body: lines of vLLM's request log, and what `pic serve --request-log` writes. Each
+request counts once; what does not count is counted by its reason.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,12 +29,10 @@ from pictool.estimate.bodies import (
     time_of,
     token_ids,
 )
-from pictool.estimate.hashing import mixed
 from pictool.estimate.segments import BYTES_PER_TOKEN, KINDS, HashedBlocks, LoggedPrompt, Segment
 from pictool.estimate.spans import flat_span, spans_of
 from pictool.reading import shown
 
-MOONCAKE_TOKENS = 512  # of a block of its traces
 _WRAPPERS = ("body", "proxy_server_request", "request_body", "request_json", "kwargs", "request")
 _VLLM_NEEDS = " (start vLLM with --enable-log-requests and VLLM_LOGGING_LEVEL=DEBUG)"
 _TWICE = "logged twice"
@@ -240,7 +237,7 @@ def _digest(value: object) -> bytes:
 
 
 class Forms:
-    """Turns records into prompts. It keeps ids of requests, and what KV events said of blocks.
+    """Turns records into prompts. It keeps ids of requests.
 
     Args:
         max_ids: the latest ids of each kind that are kept; None: all, so that each request counts once however far
@@ -253,7 +250,6 @@ class Forms:
     def __init__(self, max_ids: int | None = None) -> None:
         self.found, self.left_out = Counter[str](), Counter[str]()
         self._ids, self._inside, self._around = (_Known(max_ids) for _ in range(3))
-        self._blocks = dict[Any, tuple[Any, tuple[int, ...]]]()  # of KV events: (parent, token ids) by hash
 
     def prompts(self, record: Any) -> list[LoggedPrompt]:
         """The prompts of a record.
@@ -261,17 +257,13 @@ class Forms:
         Raises:
             FormError: its form is not known. ValueError, TypeError, KeyError: it is not as its form has it.
         """
-        if isinstance(record, list) and len(record) > 1 and isinstance(record[1], list):
-            record = {"ts": record[0], "events": record[1]}
         if not isinstance(record, Mapping):
             raise FormError("is no object of a known form")
         if form := next((form for form in FORMS if form.has(record)), None):
             return self._requests(form, form.view(record))
-        for name, keys, read in _WITHOUT_BODY:
-            if all(key in record for key in keys):
-                found = read(self, record)
-                self.found[name] += len(found)
-                return found
+        if "pic_request" in record and "segments" in record:
+            self.found["pic serve"] += 1
+            return [_served(record)]
         return self._requests(_PLAIN, record)
 
     def _requests(self, form: LogForm, record: Record) -> list[LoggedPrompt]:
@@ -341,39 +333,6 @@ class Forms:
             return self._leave_out(_TWICE)
         self.found["vLLM's request log"] += 1
         return [logged]
-
-    def kv_events(self, record: Record) -> list[LoggedPrompt]:
-        """The prompts whose blocks were stored: each event has its token ids, and the block that it continues."""
-        prompts = []
-        for event in record["events"]:
-            if isinstance(event, list) and event:
-                event = {
-                    "type": event[0],
-                    **dict(zip(("block_hashes", "parent_block_hash", "token_ids"), event[1:], strict=False)),
-                }
-            if not isinstance(event, Mapping) or event.get("type", event.get("event_type")) != "BlockStored":
-                continue
-            hashes, parent, tokens = event["block_hashes"], event.get("parent_block_hash"), event["token_ids"]
-            ids = [int(token) for token in tokens]
-            size = len(ids) // max(1, len(hashes))
-            before = self._before(parent)
-            for number, name in enumerate(hashes):
-                self._blocks[_hashable(name)] = (parent, tuple(ids[number * size : (number + 1) * size]))
-                parent = name
-            prompts.append(LoggedPrompt((Segment("prompt", token_ids(before + ids)),), time_of(record)))
-        return prompts
-
-    def _before(self, name: Any) -> list[int]:
-        parts, seen = list[tuple[int, ...]](), set[Any]()
-        while (name := _hashable(name)) in self._blocks and name not in seen:
-            seen.add(name)
-            name, ids = self._blocks[name]
-            parts.append(ids)
-        return [token for ids in reversed(parts) for token in ids]
-
-
-def _hashable(name: Any) -> Any:
-    return name if isinstance(name, int | str | None) else json.dumps(name)
 
 
 def _body(form: LogForm, record: Record) -> Record | None:
@@ -461,18 +420,7 @@ def _log_time(text: str) -> float | None:
     return None
 
 
-def _mooncake(forms: Forms, record: Record) -> list[LoggedPrompt]:
-    hashes = mixed(np.asarray([int(name) % (1 << 64) for name in record["hash_ids"]], dtype=np.uint64))
-    if not len(hashes):
-        return []
-    tokens = np.full(len(hashes), MOONCAKE_TOKENS, dtype=np.int64)
-    tokens[-1] = max(1, min(MOONCAKE_TOKENS, int(record["input_length"]) - MOONCAKE_TOKENS * (len(hashes) - 1)))
-    moment = record.get("timestamp")
-    seconds = moment / 1e3 if isinstance(moment, int | float) and math.isfinite(moment) else None
-    return [LoggedPrompt((Segment("prompt", HashedBlocks(hashes, BYTES_PER_TOKEN * tokens, True)),), seconds)]
-
-
-def _served(forms: Forms, record: Record) -> list[LoggedPrompt]:
+def _served(record: Record) -> LoggedPrompt:
     """What `pic serve --request-log` writes. Lengths are as many bytes as make its tokens at `BYTES_PER_TOKEN`."""
     segments, sizes = [], [int(length) for _, _, blocks in record["segments"] for _, length in blocks]
     scale = BYTES_PER_TOKEN * int(record.get("tokens", 0)) / max(1, sum(sizes)) or 1.0
@@ -487,11 +435,4 @@ def _served(forms: Forms, record: Record) -> list[LoggedPrompt]:
             raise FormError("has a block of no length")
         lengths = np.maximum(1, np.rint(lengths * scale)).astype(np.int64)
         segments.append(Segment(kind, HashedBlocks(hashes, lengths), bool(is_marked)))
-    return [LoggedPrompt(tuple(segments), time_of(record), str(record.get("tenant", "")))]
-
-
-_WITHOUT_BODY: tuple[tuple[str, tuple[str, ...], Callable[[Forms, Record], list[LoggedPrompt]]], ...] = (
-    ("pic serve", ("pic_request", "segments"), _served),
-    ("Mooncake", ("hash_ids", "input_length"), _mooncake),
-    ("KV events", ("events",), Forms.kv_events),
-)
+    return LoggedPrompt(tuple(segments), time_of(record), str(record.get("tenant", "")))

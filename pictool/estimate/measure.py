@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.estimate.batch import LogBatch, Sums
+from pictool.estimate.batch import LogBatch
 from pictool.estimate.hashing import (
     ChainIndex,
     Hashes,
@@ -47,15 +46,12 @@ from pictool.estimate.segments import (
     TokenScale,
     split_text,
 )
-from pictool.estimate.totals import WAYS, Repeated, Totals
+from pictool.estimate.totals import Repeated, Totals
 
 Tokenize = Callable[[str], Sequence[int]]
 CAPACITIES = tuple(1 << power for power in range(14, 35, 2))  # tokens, of the curve
-LARGE_BLOCK = 256  # tokens, as of LMCache
 HEAD_TOKENS = 16  # of a linked document, which legolink-16 computes again
-FIXUP_SHARE = 0.1  # of the linked tokens, which fixup-10 computes again
 _MAX_DOCUMENTS = 1 << 17
-_MAX_BORDERS, _BORDER = 1000, 64  # whose tokens are compared; characters on each side
 _SHOWN = 60  # characters of a document's beginning
 _BATCH = 1 << 17  # units of prompts that are measured together, since each call of numpy costs as much as 1,000 units
 
@@ -87,28 +83,25 @@ class Measure:
 
     Args:
         tokenize: token ids of a text; None: tokens are estimated by bytes.
-        capacities: of caches, in tokens.
         are_ids: whether the log has token ids, which are counted as they are.
         memory: bytes for what is remembered; None: all is, and the numbers are exact.
         shows_text: whether the beginnings of documents are kept.
     """
 
     def __init__(
-        self, min_tokens: int = 16, tokenize: Tokenize | None = None, are_ids: bool = False,
-        capacities: Sequence[int] = CAPACITIES, memory: int | None = None, shows_text: bool = False,
+        self, tokenize: Tokenize | None = None, are_ids: bool = False, memory: int | None = None,
+        shows_text: bool = False,
     ) -> None:  # fmt: skip
         self._is_bytes = tokenize is None and not are_ids
-        self.scale = TokenScale(BYTES_PER_TOKEN if self._is_bytes else 1, min_tokens)
-        self.capacities, self.documents = tuple(capacities), dict[int, Repeated]()
+        self.scale = TokenScale(BYTES_PER_TOKEN if self._is_bytes else 1)
+        self.documents = dict[int, Repeated]()
         self.series = array("d")  # of each prompt: time or nan, tokens, prefix, linked, most
         self.totals = Totals()
-        self.totals.prefix_at, self.totals.linked_at = np.zeros(len(capacities)), np.zeros(len(capacities))
+        self.totals.prefix_at, self.totals.linked_at = np.zeros(len(CAPACITIES)), np.zeros(len(CAPACITIES))
         self._tokenize, self._memory, self._shows_text = tokenize, memory, shows_text
         window = self.scale.window
         self._repeats: RepeatIndex = ExactRepeats(window) if memory is None else SampledRepeats(window, memory // 4)
-        self._outputs, self._borders = set[bytes](), list[int]()
-        self._waiting, self._size, self._hashing = list[LoggedPrompt](), 0, (False, False)
-        self._started = time.perf_counter()
+        self._waiting, self._size, self._is_hashed = list[LoggedPrompt](), 0, False
         self._start()
 
     def _start(self) -> None:
@@ -117,7 +110,7 @@ class Measure:
         self._text_bytes = 0
         self._blocks, self._pairs, self._chain = HashIndex(), HashIndex(), ChainIndex()
         self._first = np.zeros(0, dtype=np.int32)
-        units = np.asarray(self.capacities, dtype=np.int64) * self.scale.per_token
+        units = np.asarray(CAPACITIES, dtype=np.int64) * self.scale.per_token
         self._prefixes, self._objects = LruCaches(units.tolist()), LruCaches(units.tolist())
         self._held = 0.0  # tokens of different blocks
 
@@ -129,11 +122,6 @@ class Measure:
     def most_is_known(self) -> bool:
         """Whether the log tells what is repeated at most."""
         return self.totals.hashed == 0
-
-    @property
-    def linked_is_known(self) -> bool:
-        """Whether the log tells what can be linked."""
-        return self.totals.chained == 0
 
     @property
     def sample_rate(self) -> int:
@@ -149,19 +137,16 @@ class Measure:
     def finish(self) -> Totals:
         """What was found up to now."""
         self._measure()
-        self.totals.seconds = time.perf_counter() - self._started
         self.totals.most_error = self._repeats.error() / self.scale.per_token
         self.totals.distinct = self.totals.forgotten + self._held
-        self.totals.border_loss = float(np.mean(self._borders)) if self._borders else None
         return self.totals
 
     def add(self, prompt: LoggedPrompt) -> None:
         """Measure the next prompt against all before it; at the latest when the pass is finished."""
-        hashed = [segment.content for segment in prompt.segments if isinstance(segment.content, HashedBlocks)]
-        hashing = bool(hashed), any(content.is_chained for content in hashed)
-        if hashing != self._hashing:
+        is_hashed = any(isinstance(segment.content, HashedBlocks) for segment in prompt.segments)
+        if is_hashed != self._is_hashed:
             self._measure()
-        self._hashing = hashing
+        self._is_hashed = is_hashed
         self._waiting.append(prompt)
         contents = [segment.content for segment in prompt.segments]
         self._size += 64 + sum(len(part.hashes if isinstance(part, HashedBlocks) else part) for part in contents)
@@ -173,13 +158,10 @@ class Measure:
         prompts, self._waiting, self._size = self._waiting, [], 0
         if not prompts:
             return
-        is_hashed, is_chained = self._hashing
-        found = self._number_hashed(prompts) if is_hashed else self._number_texts(prompts)
-        self.totals.hashed += len(prompts) * is_hashed
-        self.totals.chained += len(prompts) * is_chained
+        found = self._number_hashed(prompts) if self._is_hashed else self._number_texts(prompts)
+        self.totals.hashed += len(prompts) * self._is_hashed
         self._reuse_prefix(found)
-        if not is_chained:
-            self._link(found)
+        self._link(found)
         if found.text is not None:
             self._find_repeats(found, found.text)
         self._count(found)
@@ -273,7 +255,6 @@ class Measure:
             ]
             return sizes, np.frombuffer(data, dtype=np.uint8)
         encoded = [self._encode(text) for _, text in parts]
-        self._compare_borders([text for _, text in parts], encoded)
         return [(kind, len(ids)) for (kind, _), ids in zip(parts, encoded, strict=True)], joined(encoded)
 
     def _cut(self, new: Sequence[_NewText], rolling: Rolling, seeds: Hashes) -> dict[bytes, _Text]:
@@ -326,27 +307,7 @@ class Measure:
         if self._tokenize is None:  # a text in a log of token ids
             data = text.encode(errors="surrogatepass")
             return np.frombuffer(data + bytes(-len(data) % 4), dtype="<i4")
-        return np.asarray(self._token_ids(text), dtype=np.int32)
-
-    def _token_ids(self, text: str) -> Sequence[int]:
-        """Token ids by the tokenizer, whose time is counted."""
-        assert self._tokenize is not None
-        started = time.perf_counter()
-        ids = self._tokenize(text)
-        self.totals.tokenizer_s += time.perf_counter() - started
-        return ids
-
-    def _compare_borders(self, texts: Sequence[str], encoded: Sequence[Units]) -> None:
-        """Count the tokens that differ if the texts on both sides of a border are tokenized together."""
-        if self._tokenize is None:
-            return
-        for left, right in itertools.pairwise(texts):
-            if len(self._borders) == _MAX_BORDERS:
-                return
-            apart = [*self._token_ids(left[-_BORDER:]), *self._token_ids(right[:_BORDER])]
-            joined = list(self._token_ids(left[-_BORDER:] + right[:_BORDER]))
-            same = common(apart, joined)
-            self._borders.append(len(apart) - same - common(apart[same:][::-1], joined[same:][::-1]))
+        return np.asarray(self._tokenize(text), dtype=np.int32)
 
     def _reuse_prefix(self, found: LogBatch) -> None:
         """What prefix caches have of prompts, without a limit and with those of the capacities."""
@@ -355,8 +316,6 @@ class Measure:
             found.prefix[number] = sizes[:count].sum()
             is_hit = self._prefixes.use(numbers, sizes)
             self.totals.prefix_at += (is_hit @ sizes) / self.scale.per_token
-        tokens = found.prefix // self.scale.per_token
-        self.totals.losses["prefix 256"] += int((tokens % LARGE_BLOCK).sum())
 
     def _beginnings(self, found: LogBatch) -> Iterator[tuple[Hashes, Indices]]:
         """Of each prompt, the hashes of its beginnings of whole blocks, and the sizes of the blocks."""
@@ -407,10 +366,6 @@ class Measure:
         found.again = np.bincount(found.prompts[starts], np.minimum(sizes, HEAD_TOKENS), len(found.logged)).astype(
             float
         )
-        self.totals.num_linked += len(starts)
-        for block in (BLOCK_TOKENS, LARGE_BLOCK):
-            lost = np.bincount(found.prompts[starts], sizes % block)
-            self.totals.losses[f"linked {block}"] += int(lost.astype(np.int64).sum())
         for name, start, size, whole in zip(*(a.tolist() for a in (names, starts, sizes, tokens)), strict=True):
             document = self.documents.get(name)
             if document is None:
@@ -445,42 +400,15 @@ class Measure:
         columns = (found.lengths, before, found.beyond * found.is_linked, found.most)
         rows = np.stack([found.sizes, found.prefix, *map(found.sum, columns[2:])]) / scale  # [4, prompts]
         for prompt, row in zip(found.logged, rows.T.tolist(), strict=True):
-            self._count_outputs(prompt)
-            moment = prompt.time
-            groups = [totals.tokens, totals.tenants[prompt.tenant]]
-            if moment is not None:
-                groups.append(totals.hours[int(moment // 3600 % 24)])
-            for tokens in groups:
-                tokens.add(1, *row)
-            self.series.extend((float("nan") if moment is None else moment, *row))
+            totals.tokens.add(1, *row)
+            totals.tenants[prompt.tenant].add(1, *row)
+            self.series.extend((float("nan") if prompt.time is None else prompt.time, *row))
         sums = np.stack([np.bincount(found.kinds, column, len(KINDS)) for column in columns]).T / scale
         places = np.unique(found.prompts * len(KINDS) + found.kinds)
         for kind, count in enumerate(np.bincount(places % len(KINDS), minlength=len(KINDS)).tolist()):
             if count:
                 totals.kinds[KINDS[kind]].add(count, *sums[kind].tolist())
-        self._count_computed(rows[0], rows[1], rows[2], found.again)
-
-    def _count_computed(self, total: Sums, prefix: Sums, linked: Sums, again: Sums) -> None:
-        new = total - prefix - linked
-        rows = (total, total - prefix, new, new + again, new + FIXUP_SHARE * linked)
-        for way, count in zip(WAYS, rows, strict=True):
-            computed = self.totals.computed[way]
-            computed.rows += float(count.sum())
-            computed.pairs += float((count * (total if way == "none" else total + prefix)).sum()) / 2
-
-    def _count_outputs(self, prompt: LoggedPrompt) -> None:
-        """Note outputs, and which of them come back as messages of the assistant."""
-        for text in prompt.outputs:
-            self.totals.outputs = (self.totals.outputs or 0.0) + len(text.encode(errors="replace")) / BYTES_PER_TOKEN
-            self.totals.returned = self.totals.returned or 0.0
-        for segment in prompt.segments if self._outputs else ():
-            if segment.kind == "assistant" and isinstance(segment.content, str):
-                digest = _digest(prompt.tenant, segment.content)
-                if digest in self._outputs:
-                    self._outputs.discard(digest)
-                    size = len(segment.content.encode(errors="replace")) / BYTES_PER_TOKEN
-                    self.totals.returned = (self.totals.returned or 0.0) + size
-        self._outputs.update(_digest(prompt.tenant, text) for text in prompt.outputs if text)
+        totals.again += float(found.again.sum())
 
 
 def seeds_of(prompts: Sequence[LoggedPrompt]) -> Hashes:
@@ -499,16 +427,7 @@ def sums_of(values: NDArray[Any], starts: Indices, ends: Indices) -> NDArray[Any
     return found
 
 
-def common(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
-    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
-
-
 @cache
 def seed_of(tenant: str) -> int:
     """What separates a tenant's hashes from those of others."""
     return int.from_bytes(hashlib.blake2b(tenant.encode(errors="surrogatepass"), digest_size=7).digest(), "little")
-
-
-def _digest(tenant: str, text: str) -> bytes:
-    return hashlib.blake2b(f"{tenant}\0{text}".encode(errors="surrogatepass"), digest_size=16).digest()

@@ -110,12 +110,10 @@ class LogReader:
     def _lines(self, stream: LogStream) -> Iterator[bytes | None]:
         """Lines in UTF-8; None for one that is too long."""
         head = stream.read1(_PART)
-        decode = _decoder(head)
         parts, size, is_skipped = list[bytes](), 0, False  # of the line that is read, and its bytes
         while head:
             self.num_bytes += len(head)
-            data = head if decode is None else decode.decode(head).encode(errors="replace")
-            *lines, last = data.split(b"\n")
+            *lines, last = head.split(b"\n")
             if lines:
                 lines[0] = b"" if is_skipped else b"".join((*parts, lines[0]))
                 parts, size, is_skipped = [], 0, False
@@ -233,12 +231,3 @@ class ZstdStream:
         if self._is_within:
             raise EOFError("the last frame is not whole")
         return b""
-
-
-def _decoder(head: bytes) -> codecs.IncrementalDecoder | None:
-    """What decodes UTF-16 and UTF-32, which begin with a byte order mark; None: UTF-8."""
-    for marks, name in (((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32"),
-                        ((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16")):  # fmt: skip
-        if head.startswith(marks) and len(head) > 4:
-            return codecs.getincrementaldecoder(name)("replace")
-    return None

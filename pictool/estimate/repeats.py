@@ -76,11 +76,6 @@ class RepeatIndex(ABC):
     def __init__(self, window: int) -> None:
         self.window = window
 
-    @property
-    @abstractmethod
-    def num_bytes(self) -> int:
-        """Memory that it takes."""
-
     @abstractmethod
     def scan(self, prompts: ScannedPrompts, inner: Mask) -> tuple[Indices, NDArray[np.float64]]:
         """Find the units of `inner` that are in repeats of earlier prompts, and remember these prompts.
@@ -107,11 +102,6 @@ class ExactRepeats(RepeatIndex):
         self._length = 0
         self._bounds = np.zeros(16, dtype=np.int64)  # [pieces + 1] of the text
         self._num_bounds = 1
-
-    @property
-    def num_bytes(self) -> int:
-        arrays = (self._positions, self._is_varied, self._text, self._bounds)
-        return sum(array.nbytes for array in arrays) + self._anchors.num_bytes + self._windows.num_bytes
 
     def error(self) -> float:
         return 0.0

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pictool.estimate.costs import BreakEven, CostRates, ModelSize
-from pictool.estimate.measure import LARGE_BLOCK, Measure
-from pictool.estimate.segments import BLOCK_TOKENS
-from pictool.estimate.totals import WAYS, Repeated, Tokens, Totals
+from pictool.estimate.measure import CAPACITIES, Measure
+from pictool.estimate.segments import BLOCK_TOKENS, MIN_TOKENS
+from pictool.estimate.totals import Repeated, Tokens, Totals
 
 WORTH = 0.05  # of all tokens that linking must add to be worth it
 HOLDS = 0.9  # of what linking reuses, that the working set holds
@@ -27,13 +26,14 @@ class Report:
 
     Fields:
         counting: what a token is. reads: what was read, and what could not be.
+        model: whose KV the caches hold, of `kv_bytes` a token.
     """
 
     measure: Measure
     counting: str
     reads: dict[str, Any]
-    size: ModelSize
-    rates: CostRates | None
+    model: str
+    kv_bytes: int
 
     @cached_property
     def totals(self) -> Totals:
@@ -45,17 +45,17 @@ class Report:
         return sorted(self.measure.documents.values(), key=lambda document: (-document.saved, document.name))
 
     @property
-    def saves(self) -> float:
-        """The share of the prefill beyond a prefix cache that legolink-16 saves, in tokens."""
-        computed = self.totals.computed
-        return 1 - share(computed["legolink-16"].rows, computed["prefix"].rows) if computed["prefix"].rows else 0.0
+    def prefill(self) -> dict[str, float]:
+        """Tokens that prefill computes: with no cache, with a prefix cache, and with linking beside it."""
+        tokens = self.totals.tokens
+        beside = tokens.total - tokens.prefix
+        return {"none": tokens.total, "prefix": beside, "legolink-16": tokens.new + self.totals.again}
 
     @property
     def working_set(self) -> int | None:
         """The least of the capacities, in tokens, that holds most of what linking reuses; None: none of them does."""
         goal = HOLDS * self.totals.tokens.linked
-        pairs = zip(self.measure.capacities, self.totals.linked_at.tolist(), strict=True)
-        held = next((capacity for capacity, linked in sorted(pairs) if linked >= goal), None)
+        held = next((capacity for capacity, _, linked in self.curve() if linked >= goal), None)
         return None if held is None else min(held, round(self.totals.distinct))
 
     @property
@@ -68,19 +68,12 @@ class Report:
                 return number
         return len(self.documents)
 
-    @property
-    def break_even(self) -> BreakEven | None:
-        linked = share(self.totals.tokens.linked, self.totals.num_linked)
-        return None if self.rates is None or not linked else BreakEven.of(self.size, self.rates, linked)
-
     def verdict(self) -> str:
         """The answer in one line."""
         tokens = self.totals.tokens
         prefix, linked, most = (share(part, tokens.total) for part in (tokens.prefix, tokens.linked, tokens.most))
         if tokens.prompts < 2 or not tokens.total:
             return "too few requests to say: name a log of some hours"
-        if not self.measure.linked_is_known:
-            return f"a prefix cache reuses {prefix:.1%}; this log cannot tell what linking adds: it hashes prefixes"
         if linked < WORTH:
             more = (
                 f"; {most:.0%} are repeated, but in pieces"
@@ -92,28 +85,20 @@ class Report:
             return (
                 f"prefix caching alone already reuses {prefix:.0%}; linking would add {linked:.1%}: not worth it{more}"
             )
-        held = self.working_set
-        size = "" if held is None else f"; {show_bytes(held * self.size.kv_bytes)} hold {HOLDS:.0%} of it"
+        held, computed = self.working_set, self.prefill
+        saves = 1 - share(computed["legolink-16"], computed["prefix"])
+        size = "" if held is None else f"; {show_bytes(held * self.kv_bytes)} hold {HOLDS:.0%} of it"
         first = "this document" if self.num_first == 1 else f"these {self.num_first:,d} documents"
-        return f"linking saves {self.saves:.0%} of prefill above prefix caching{size}; start with {first}"
-
-    def seconds(self, way: str) -> float | None:
-        """Seconds of prefill of all requests under one way to reuse."""
-        if self.rates is None:
-            return None
-        is_linked = way not in ("none", "prefix")
-        loaded = self.totals.tokens.linked * self.size.kv_bytes if is_linked else 0.0
-        return self.rates.seconds(self.totals.computed[way], loaded)
+        return f"linking saves {saves:.0%} of prefill above prefix caching{size}; start with {first}"
 
     def as_json(self, top: int) -> dict[str, Any]:
-        """Everything that is printed, and more. Tokens, bytes, seconds; shares of 1."""
-        totals, even = self.totals, self.break_even
+        """Everything that is printed, and more. Tokens, bytes; shares of 1."""
+        totals = self.totals
         return {
             "verdict": self.verdict(), **self.reads,
             "assumed": {
-                "tokens": self.counting, "min_tokens": self.measure.scale.min_tokens, "block_tokens": BLOCK_TOKENS,
-                "model": self.size.name, "kv_bytes_per_token": self.size.kv_bytes,
-                "rates": None if self.rates is None else self.rates.source,
+                "tokens": self.counting, "min_tokens": MIN_TOKENS, "block_tokens": BLOCK_TOKENS,
+                "model": self.model, "kv_bytes_per_token": self.kv_bytes,
             },
             "tokens": self._tokens(totals.tokens) | {
                 "at_most_error": totals.most_error if self.measure.most_is_known else None,
@@ -121,53 +106,31 @@ class Report:
             },
             "kinds": {name: self._tokens(tokens) for name, tokens in totals.kinds.items()},
             "tenants": {name: self._tokens(tokens) for name, tokens in totals.tenants.items()},
-            "hours_utc": {str(hour): self._tokens(totals.hours[hour]) for hour in sorted(totals.hours)},
             "capacities": [
-                {"tokens": capacity, "bytes": capacity * self.size.kv_bytes, "prefix": prefix, "linked": linked}
+                {"tokens": capacity, "bytes": capacity * self.kv_bytes, "prefix": prefix, "linked": linked}
                 for capacity, prefix, linked in self.curve()
             ],
-            "distinct_tokens": totals.distinct, "distinct_bytes": totals.distinct * self.size.kv_bytes,
-            "prefill": {
-                way: {"tokens": totals.computed[way].rows, "flops": self.size.flops(totals.computed[way]),
-                      "seconds": self.seconds(way)}
-                for way in WAYS
-            },
-            "lost_tokens": self._lost_tokens(),
-            "outputs": {"tokens": totals.outputs, "returned": totals.returned},
-            "break_even": None if even is None else vars(even),
-            "seconds": totals.seconds, "tokenizer_s": totals.tokenizer_s,
-            "linked_documents": totals.num_linked, "compile_first": self.num_first,
-            "documents": [self._document(document) for document in self.documents[:top]],
+            "distinct_tokens": totals.distinct, "distinct_bytes": totals.distinct * self.kv_bytes,
+            "prefill": self.prefill, "compile_first": self.num_first,
+            "documents": [
+                {name: value for name, value in vars(document).items() if value is not None}
+                for document in self.documents[:top]
+            ],
         }  # fmt: skip
 
-    def _lost_tokens(self) -> dict[str, float | None]:
-        losses = self.totals.losses
-        return {
-            f"linked_in_blocks_of_{BLOCK_TOKENS}": losses[f"linked {BLOCK_TOKENS}"],
-            f"linked_in_blocks_of_{LARGE_BLOCK}": losses[f"linked {LARGE_BLOCK}"],
-            f"prefix_in_blocks_of_{LARGE_BLOCK}": losses[f"prefix {LARGE_BLOCK}"],
-            "at_a_border": self.totals.border_loss,
-        }
-
     def curve(self) -> list[tuple[int, float, float]]:
-        """(capacity in tokens, tokens that an LRU cache of prefixes reuses, and one of documents)."""
-        totals = self.totals
-        return sorted(zip(self.measure.capacities, totals.prefix_at.tolist(), totals.linked_at.tolist(), strict=True))
+        """(capacity in tokens, tokens that an LRU cache of prefixes reuses, and one of documents), the least first."""
+        return list(zip(CAPACITIES, self.totals.prefix_at.tolist(), self.totals.linked_at.tolist(), strict=True))
 
     def _tokens(self, tokens: Tokens) -> dict[str, float | None]:
-        new = tokens.total - tokens.prefix - tokens.linked
         return {
             "requests": tokens.prompts,
             "total": tokens.total,
             "prefix": tokens.prefix,
-            "linked": tokens.linked if self.measure.linked_is_known else None,
+            "linked": tokens.linked,
             "at_most": tokens.most if self.measure.most_is_known else None,
-            "new": new,
+            "new": tokens.new,
         }
-
-    @staticmethod
-    def _document(document: Repeated) -> dict[str, Any]:
-        return {name: value for name, value in vars(document).items() if value is not None}
 
 
 def show_bytes(size: float) -> str:

@@ -26,7 +26,6 @@ from pictool.estimate.hashing import Rolling
 from pictool.estimate.segments import BYTES_PER_TOKEN, Segment, TokenScale, split_text
 from pictool.reading import parse_json, read_file
 
-MIN_TOKENS = 16  # of a block
 _KEY_BYTES, _HASH_BYTES = 32, 8
 _MAX_WAITING = 1000  # requests that wait to be written; more are not logged
 _BEGIN = b'{"pic_request":'  # of every line
@@ -75,7 +74,7 @@ class RequestLog:
         for own in (path, path.with_name(f"{path.name}.1")):
             _require_log(own)
         self._thread, self._waiting = ThreadPoolExecutor(1, "pic-log"), threading.Semaphore(_MAX_WAITING)
-        self._scale, self._is_broken, self._num_lost = TokenScale(BYTES_PER_TOKEN, MIN_TOKENS), False, 0
+        self._scale, self._is_broken, self._num_lost = TokenScale(BYTES_PER_TOKEN), False, 0
         try:
             self._file = _open(path)
         except OSError as error:

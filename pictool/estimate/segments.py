@@ -19,6 +19,7 @@ from pictool.estimate.hashing import Hashes, Rolling
 KINDS = ("template", "system", "user", "assistant", "tool", "document", "prompt")
 BYTES_PER_TOKEN = 4  # where no tokenizer says it: English text has 4 to 5, code 3 to 4
 BLOCK_TOKENS = 16  # of a prefix cache, as in vLLM
+MIN_TOKENS = 16  # of a repeat, and of a block that content cuts
 MAX_TOKENS = 512  # of a block that content cuts
 _CUT_TOKENS = 8  # whose hash cuts
 _MEAN_TOKENS = 64  # from the least length of a block to its cut, in the mean
@@ -36,11 +37,10 @@ _FIRST = re.compile(_HEADING)
 
 @dataclass(frozen=True)
 class HashedBlocks:
-    """A text of which a log has only hashes: of blocks, and their lengths. `is_chained`: each hash is of all before."""
+    """A text of which a log has only hashes: of blocks, and their lengths."""
 
     hashes: Hashes  # [blocks]
     lengths: NDArray[np.int64]  # [blocks] in bytes, or `BYTES_PER_TOKEN` for a token
-    is_chained: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class LoggedPrompt:
-    """One prompt of a log. `time` is in seconds since 1970; `body` is what a server can be sent again."""
+    """One prompt of a log. `time` is in seconds since 1970."""
 
     segments: tuple[Segment, ...]
     time: float | None = None
     tenant: str = ""
-    outputs: tuple[str, ...] = ()
-    body: dict[str, object] | None = None
 
 
 @dataclass(frozen=True)
@@ -68,12 +66,11 @@ class TokenScale:
     """How units become tokens: `per_token` bytes (an estimate), or 1 token id."""
 
     per_token: int
-    min_tokens: int
 
     @property
     def window(self) -> int:
         """The shortest repeat in units."""
-        return self.min_tokens * self.per_token
+        return MIN_TOKENS * self.per_token
 
     def cut(self, text: Rolling, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """The ends of the blocks of some parts [start, end) of a text, in units, one part after another."""

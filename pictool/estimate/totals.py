@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-
-WAYS = ("none", "prefix", "naive", "legolink-16", "fixup-10")
 
 
 @dataclass
@@ -28,6 +26,10 @@ class Tokens:
         self.linked += linked
         self.most += most
 
+    @property
+    def new(self) -> float:
+        return self.total - self.prefix - self.linked
+
 
 @dataclass
 class Repeated:
@@ -42,43 +44,24 @@ class Repeated:
 
 
 @dataclass
-class Computed:
-    """Tokens that prefill computes in all, and pairs of them in attention, under one way to reuse."""
-
-    rows: float = 0.0
-    pairs: float = 0.0
-
-
-@dataclass
 class Totals:
     """What a pass found, in tokens.
 
     Fields:
+        again: of linked documents, tokens that legolink-16 computes again.
         prefix_at, linked_at: reused by LRU caches of the capacities, in their order.
         distinct: of different blocks, what a store of all of them holds.
-        losses: tokens of linked documents that blocks of 16 and 256 tokens do not hold; of prefixes, 256 against 16.
-        returned: of outputs in the log that came back in prompts; None: no outputs are in it.
+        hashed: prompts of which the log has hashes only.
         forgotten: by how much prefix and linkable may be too low, because memory was used up.
-        border_loss: tokens that a tokenizer merges over a border of two parts, in the mean; None: not known.
-        seconds: of the pass. tokenizer_s: of these, in the tokenizer.
     """
 
     tokens: Tokens = field(default_factory=Tokens)
     kinds: dict[str, Tokens] = field(default_factory=lambda: defaultdict(Tokens))
     tenants: dict[str, Tokens] = field(default_factory=lambda: defaultdict(Tokens))
-    hours: dict[int, Tokens] = field(default_factory=lambda: defaultdict(Tokens))
-    computed: dict[str, Computed] = field(default_factory=lambda: {way: Computed() for way in WAYS})
-    losses: Counter[str] = field(default_factory=Counter)
+    again: float = 0.0
     prefix_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     linked_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     distinct: float = 0.0
-    hashed: int = 0  # prompts of which the log has hashes only
-    chained: int = 0  # of these, such whose hashes are of all that comes before
-    num_linked: int = 0  # documents
-    outputs: float | None = None
-    returned: float | None = None
+    hashed: int = 0
     forgotten: float = 0.0
     most_error: float = 0.0
-    border_loss: float | None = None
-    seconds: float = 0.0
-    tokenizer_s: float = 0.0

@@ -347,7 +347,8 @@ def answer_rows(traces: Sequence[LoadedTrace]) -> list[tuple[str, ...]]:
 def overlap_marks(traces: Sequence[Trace], layer: int | None) -> list[NDArray[np.int8]]:
     """Mark the prompt's tokens, int8 [n] for each link: computed by all links, here, or elsewhere.
 
-    At a layer, or (None) at any layer, as `pic diff` counts. Tokens of the tail and those that no link computed are 0.
+    At a layer, or (None) at any layer, as `inspect --diff` has it. Tokens of the tail and
+    those that no link computed are 0.
     """
     computed = np.stack([trace.rows.any(0) if layer is None else trace.rows[layer] for trace in traces])
     by_all, by_any = computed.all(0), computed.any(0)

@@ -34,10 +34,6 @@ def files(**contents: str | bytes) -> Prepare:
     return lambda _: [write(name.replace("_", "."), content) for name, content in contents.items()]
 
 
-def script(text: str) -> Prepare:
-    return files(s_yaml=text)
-
-
 def fails_with(error: BaseException) -> Callable[..., NoReturn]:
     def fail(*_: object, **__: object) -> NoReturn:
         raise error
@@ -69,14 +65,6 @@ COMPILE = [
     Case("-o of another kind", ("compile", "a.txt", "-o", "a.obj"), ("a.obj", ".kvo"), code=2),
     Case("-o is a directory", ("compile", "a.txt", "-o", "d.kvo"), ("-o d.kvo",), files(**{"d.kvo/x_txt": ""})),
     Case("--trace is a directory", (*LINK, "--trace", "d"), ("--trace d",), files(**{"d/x_txt": ""})),
-    Case("--depfile alone", ("compile", "a.txt", "--depfile"), ("--depfile", "-o"), code=2),
-    Case(
-        "--depfile over its input", ("compile", "a.d", "-o", "a.kvo", "--depfile"), ("a.d", "input"), files(a_d="text")
-    ),
-    Case(
-        "a name that make cannot say", ("compile", "a=b.txt", "-o", "a.kvo", "--depfile"), ("a=b.txt", "rename"),
-        files(**{"a=b_txt": "text"}),
-    ),
     Case(
         "disk full", ("compile", "b.txt"), (".kvo", "No space left"),
         lambda patch: patch.setattr(
@@ -101,7 +89,7 @@ LINKING = [
     Case("prompt too long", (*LINK, "l.txt"), ("523", "512", "fewer or shorter"), files(l_txt="harbour " * 125)),
     Case("unknown key", (*LINK, "abcd1234"), ("abcd1234", "pic store ls")),
     Case("short key", (*LINK, "abc"), ("abc", "4 hex digits")),
-    Case("ambiguous key", ("store", "show", "abcd"), ("abcd", "2 objects", "pic store ls"), two_objects_of_one_prefix),
+    Case("ambiguous key", ("inspect", "abcd"), ("abcd", "2 objects", "pic store ls"), two_objects_of_one_prefix),
     Case("damaged objects by key", (*LINK, "abcd"), ("abcd: no object", "pic store ls"), two_objects_of_one_prefix),
     Case("a text as object", (*LINK, "t.kvo"), ("t.kvo", "not an object"), files(t_kvo="The harbour was quiet.")),
     Case("empty object", (*LINK, "t.kvo"), ("t.kvo", "not an object"), files(t_kvo="")),
@@ -112,7 +100,7 @@ LINKING = [
     Case("field of another type", (*LINK, "-p", "k=many"), ("legolink", "k=", "many", "int"), code=2),
     Case("-k without such a field", (*LINK, "--algo", "naive", "-k", 3), ("naive", "k", "no fields"), code=2),
     Case("negative k", (*LINK, "-k", -1), ("k=-1", "0 or more"), code=2),
-    Case("no query", ("link", "a.txt"), ("--query", "-T"), code=2),
+    Case("no query", ("link", "a.txt"), ("--query",), code=2),
     Case("empty query", ("link", "-q", " "), ("query is empty",)),
     Case("query of half a character", ("link", "-q", "\udcff"), ("query", "UTF-8")),
     Case("head of half a character", (*LINK, "--head", "\ud800"), ("head", "UTF-8")),
@@ -120,32 +108,10 @@ LINKING = [
     Case("negative temperature", (*LINK, "--temperature", -1), ("temperature -1", "0 (greedy)"), code=2),
     Case("top-p 0", (*LINK, "--top-p", 0), ("top-p 0", "above 0"), code=2),
     Case("empty stop", (*LINK, "--stop", ""), ("stop string is empty",), code=2),
-    Case("--depfile alone in link", (*LINK, "--depfile"), ("--depfile", "-o"), code=2),
     Case("-o over a document", (*LINK, "a.txt", "-o", "a.txt"), ("-o a.txt", "input")),
     Case("--trace over a document", (*LINK, "a.txt", "--trace", "./a.txt"), ("--trace ./a.txt", "input")),
     Case("--trace over -o", (*LINK, "--trace", "t.json", "-o", "t.json"), ("t.json",), code=2),
     Case("-o below a file", (*LINK, "-o", "a.txt/o.json"), ("a.txt/o.json", "not a directory")),
-]  # fmt: skip
-
-SCRIPT = ("link", "-T", "s.yaml")
-SCRIPTS = [
-    Case("missing script", SCRIPT, ("s.yaml", "No such file")),
-    Case("not YAML", SCRIPT, ("s.yaml", "not YAML", "line 1, column"), script("query: {")),
-    Case("not UTF-8", SCRIPT, ("s.yaml", "not YAML"), files(s_yaml=b"query: \xff")),
-    Case("impossible date", SCRIPT, ("s.yaml", "month"), script("query: 2020-13-45")),
-    Case("not a mapping", SCRIPT, ("s.yaml", "mapping"), script("- query")),
-    Case("misspelt key", SCRIPT, ("s.yaml", "qeury", "query_template"), script("qeury: why?")),
-    Case("documents not a list", SCRIPT, ("s.yaml", "documents", "list"), script("documents: a.txt\nquery: why?")),
-    Case("documents of numbers", SCRIPT, ("s.yaml", "documents"), script("documents: [1]\nquery: why?")),
-    Case("missing document of a script", SCRIPT, ("d/x.txt", "no such file"), script("documents: [d/x.txt]\nquery: y")),
-    Case("query not a text", SCRIPT, ("s.yaml", "query", "quotes"), script("query: 3")),
-    Case("policy without algo", SCRIPT, ("s.yaml", "policy", "algo"), script("policy: {k: 3}\nquery: why?")),
-    Case("policy is a list", SCRIPT, ("s.yaml", "policy"), script("policy: {algo: [full]}\nquery: why?")),
-    Case("policy unknown", SCRIPT, ("nosuch", "legolink"), script("policy: nosuch\nquery: why?")),
-    Case("policy's field", SCRIPT, ("legolink", "depth"), script("policy: {algo: legolink, depth: 1}\nquery: why?")),
-    Case("no tokens wanted", SCRIPT, ("s.yaml", "max_new_tokens"), script("max_new_tokens: 0\nquery: why?")),
-    Case("true tokens wanted", SCRIPT, ("s.yaml", "max_new_tokens"), script("max_new_tokens: true\nquery: why?")),
-    Case("no query in a script", SCRIPT, ("--query",), script("documents: [a.txt]"), code=2),
 ]  # fmt: skip
 
 
@@ -157,7 +123,7 @@ def litter() -> list[Path]:
     return [*Path.cwd().rglob("*.tmp"), *Path(".pic").glob("tmp/*")]
 
 
-@pytest.mark.parametrize("case", [*COMPILE, *LINKING, *SCRIPTS], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*COMPILE, *LINKING], ids=lambda case: case.name)
 def test_a_mistake_is_one_line_and_an_exit_code(
     case: Case, model: Path, objects: Objects, texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,7 +159,7 @@ def test_one_forged_object_disables_nothing(model: Path, objects: Objects, value
     path = min(Path("copied").glob("objects/??/*.kvo"))
     forged(path, '"architecture":"llama"', f'"architecture":"{value}"')
     assert path.stem[:12] in pic("store", "ls", *store).out and "\x1b" not in pic("store", "ls", *store).out
-    assert pic("store", "stats", *store, "--json").json["damaged"] == 1
+    assert pic("store", "ls", "--stats", *store, "--json").json["damaged"] == 1
     exported = pic("store", "export", "all.kva", *store)
     assert exported.code == 0 and "left out: " in exported.err and "2 objects" in exported.err
     for verb in ("compile", "link"):
@@ -213,7 +213,7 @@ def test_a_listing_is_not_complete_without_what_the_disk_does_not_show(
         return status_of(path, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "stat", fail)
-    for command in ("ls", "stats", "verify", "export all.kva"):
+    for command in ("ls", "ls --stats", "verify", "export all.kva"):
         done = pic("store", *command.split(), "--store", objects.store)
         assert done.code == 1 and done.err.endswith(f"pic: error: {hidden}: Input/output error\n"), command
 

@@ -53,32 +53,6 @@ def test_another_codec_is_another_object(model: Path, monkeypatch: pytest.Monkey
     assert not pic(*compiled).json["objects"][0]["new"]
 
 
-def test_a_script_s_codec_comes_before_the_settings_and_behind_the_option(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write("a.txt", TEXT)
-    write("s.yaml", "{documents: [a.txt], query: 'Why?', policy: naive, codec: zstd, max_new_tokens: 2}")
-    monkeypatch.setenv("PIC_CODEC", "int8")
-
-    def codecs_of(store: str, *more: str) -> set[str]:
-        outcome = pic("link", "-T", "s.yaml", "-m", model, "--store", store, *more)
-        assert outcome.code == 0, outcome.err
-        return {one["codec"] for one in pic("store", "ls", "--store", store, "--json").json}
-
-    assert codecs_of("s") == {"zstd"}  # the head too: it is lossless
-    assert codecs_of("t", "--codec", "int4") == {"int4", "none"}
-
-
-def test_an_unknown_codec_in_a_script_names_the_script(model: Path) -> None:
-    write("s.yaml", "{documents: [a.txt], query: 'Why?', codec: int3}")
-    outcome = pic("link", "-T", "s.yaml", "-m", model)
-    assert (outcome.code, outcome.err) == (
-        1,
-        "pic: error: s.yaml: codec 'int3' must be one of float8_e4m3, float8_e4m3_head, fp8, int4, int8, none, "
-        "states_bfloat16, zstd\n",
-    )
-
-
 def test_an_unknown_codec_is_one_line(model: Path) -> None:
     write("a.txt", TEXT)
     outcome = pic("compile", "a.txt", "-m", model, "--codec", "int3")

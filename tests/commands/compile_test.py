@@ -72,20 +72,6 @@ def test_chunks_become_a_list_with_members_that_links(model: Path, texts: tuple[
     assert from_list["tokens"]["recomputed"] == 2 * count
 
 
-@pytest.mark.parametrize(
-    ("document", "named"), [("my doc.txt", "my\\ doc.txt"), ("a#1$.txt", "a\\#1$$.txt"), ("./docs/../a.txt", None)]
-)
-def test_a_depfile_names_things_as_make_does(document: str, named: str | None, model: Path) -> None:
-    write(document, "The harbour was quiet.")
-    target = str(Path(document).with_suffix(".kvo"))
-    assert pic("compile", document, "-o", target, "--depfile", "-m", model).code == 0
-    lines = Path(target).with_suffix(".d").read_text().splitlines()
-    if named is not None:
-        assert lines[0].startswith(f"{named.replace('.txt', '.kvo')}: {named} {model}/config.json ")
-        assert lines[1] == f"{named}:"
-    assert len(lines) == 1 + len(list(model.iterdir())) + 1
-
-
 def test_no_progress_noise_when_stderr_is_no_terminal(model: Path) -> None:
     names = [write(f"{i}.txt", f"The harbour was quiet {i} times.") for i in range(12)]
     assert pic("compile", *names, "-m", model).err == "pic: 12 chunks, 12 compiled, 0 already in the store\n"
@@ -130,15 +116,6 @@ def test_naming_a_model_is_enough(model: Path) -> None:
         "objects"
     ]
     assert pic("inspect", row["key"], "--store", "s", "--json").json["fixups"].endswith("-8x60-3")
-
-
-def test_a_depfile_names_its_files_too(model: Path) -> None:
-    write("a.txt", TEXT)
-    made = pic(
-        "compile", "a.txt", "-m", model, "--probes", 2, "--probe-model", "embedded-small", "-o", "a.kvo", "--depfile"
-    )
-    assert made.code == 0
-    assert "models/small/" in Path("a.d").read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`pic diff`: two policies on one prompt, against counts from their traces."""
+"""`pic inspect --diff`: two policies on one prompt, against counts from their traces."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pictool.trace.format import read_trace, write_trace
 
 def test_diff_of_two_policies(traces: Traces) -> None:
     a, b = traces("lego"), traces("blend")
-    found = pic("diff", a, b, "--json").json
+    found = pic("inspect", "--diff", a, b, "--json").json
     rows = [read_trace(path).rows[:, : found_context(path)] for path in (a, b)]
     wanted = [(x & y).sum() / (x | y).sum() for x, y in zip(*rows, strict=True)]
     assert found["jaccard_layers"] == pytest.approx(wanted)
     only_a = np.flatnonzero(rows[0].any(0) & ~rows[1].any(0))
     assert found["tokens"]["only_a"] == only_a.tolist()
-    shown = pic("diff", a, b)
+    shown = pic("inspect", "--diff", a, b)
     assert [line.split()[-1] for line in section(shown, "selections")[:4]] == [
         f"{x:.3f}" for x in (*wanted, found["jaccard"])
     ]  # fmt: skip
@@ -35,7 +35,7 @@ def found_context(path: Path) -> int:
 
 def test_diff_names_the_tokens_that_one_alone_computed(by_hand: Path) -> None:
     write_trace(Path("other.trace"), make_trace([(2, 3, 7), (2,), ()]))
-    shown = pic("diff", by_hand, "other.trace").out.splitlines()
+    shown = pic("inspect", "--diff", by_hand, "other.trace").out.splitlines()
     assert "tokens computed at some layer: 1 by both, 2 by A alone, 2 by B alone" in shown
     assert 'A alone: "a" 1+0, "e" 2+1' in shown and 'B alone: "c" 1+2, " g" 2+3' in shown
 
@@ -45,6 +45,6 @@ def test_diff_says_where_answers_part(by_hand: Path) -> None:
     other = replace(trace, generated=(replace(trace.generated[0], id=2, text=" no"), trace.generated[1]))
     write_trace(Path("other.trace"), other)
     assert '0 tokens in common, then A says " yes" (-0.5 nats) and B says " no"' in " ".join(
-        pic("diff", by_hand, "other.trace").out.split()
+        pic("inspect", "--diff", by_hand, "other.trace").out.split()
     )
-    assert "the same 2 tokens" in pic("diff", by_hand, by_hand).out
+    assert "the same 2 tokens" in pic("inspect", "--diff", by_hand, by_hand).out

@@ -79,7 +79,7 @@ def test_a_misspelt_command_is_told_the_right_one() -> None:
 
 @pytest.mark.parametrize(
     ("words", "completed"),
-    [("pic in", ["inspect"]), ("pic store ex", ["expire", "export"]), ("pic link --tr", ["--trace"])],
+    [("pic in", ["inspect"]), ("pic store p", ["pin", "push", "pull"]), ("pic link --tr", ["--trace"])],
 )
 def test_the_shell_completes_commands_and_options(words: str, completed: list[str]) -> None:
     env = {"_PIC_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}

@@ -116,7 +116,7 @@ def test_errors_name_what_was_given(on_terminal: Callable[..., Shown], model: Pa
     write(NAME, b"\xff\xfe no text")
     for command in (
         ("compile", NAME, "-m", model), ("link", "none\x1b[8m\r", "-q", "why?", "-m", model), ("inspect", NAME),
-        ("link", NAME, "-q", "\u202ewhy", "-m", NAME), ("link", "-T", NAME, "-m", model),
+        ("link", NAME, "-q", "\u202ewhy", "-m", NAME),
         ("link", "-q", "a", "--algo", HOSTILE, "-m", model), ("store", "ls", "--store", NAME), (NAME,),
         ("link", f"--{NAME}"), ("store", "pull", "c" * 64, "--remote", f"http://127.0.0.1:1/{NAME}"),
     ):  # fmt: skip

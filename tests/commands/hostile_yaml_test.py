@@ -1,4 +1,4 @@
-"""Settings, scripts and tiers of strangers: one line, at once, whatever the file is."""
+"""Settings and tiers of strangers: one line, at once, whatever the file is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from commands.run import pic, write
-from pictool.commands.linking.request import read_script
 from pictool.commands.planning.tiers import read_tiers
 from pictool.commands.settings.settings import read_settings
 from pictool.errors import InputError
@@ -53,7 +52,6 @@ CASES: dict[str, tuple[str | bytes, str]] = {
 }  # fmt: skip
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "settings": ("pic.yaml", lambda path: read_settings()),
-    "script": ("script.yaml", read_script),
     "tiers": ("tiers.yaml", lambda path: read_tiers(str(path))),
 }
 
@@ -116,10 +114,3 @@ def test_a_document_that_is_no_file_is_not_waited_for(kind: str, says: str, mode
 def test_a_byte_order_mark_is_no_part_of_a_key() -> None:
     write("pic.yaml", b"\xef\xbb\xbfhead: x")
     assert read_settings().head == "x"
-
-
-@pytest.mark.parametrize("policy", ["{algo: legolink, k: 0x" + "f" * 900 + "}", "{algo: legolink, k: [[1], [2]]}"])
-def test_a_field_of_a_policy_is_named(policy: str, model: Path) -> None:
-    write("s.yaml", f"{{query: why?, policy: {policy}}}")
-    outcome = pic("link", "-T", "s.yaml", "-m", model)
-    assert outcome.code == 1 and outcome.err.count("\n") == 1 and len(outcome.err) < 500

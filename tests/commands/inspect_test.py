@@ -1,4 +1,4 @@
-"""`pic inspect`: what objects and traces say of themselves, and numbers against the library; pictures; `pic diff`."""
+"""`pic inspect`: what objects and traces say of themselves, and numbers against the library; pictures; `--diff`."""
 
 from __future__ import annotations
 
@@ -161,20 +161,12 @@ def test_several_traces_stand_side_by_side_and_their_texts_below(by_hand: Path) 
     assert len(pic("inspect", by_hand, by_hand, "--json").json) == 2
     out = pic("inspect", by_hand, by_hand).out
     assert out.count("\n-- generated") == 2 and out.count(f"== {by_hand}") == 2
-    one = {line.split()[0]: line.split()[-2] for line in pic("inspect", by_hand, "--times").out.splitlines()[2:]}
-    both = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.split()[:1][0:] and line[0] != " "}
-    for name, milliseconds in one.items():
-        assert both[name] == [milliseconds, milliseconds]
 
 
 @pytest.mark.parametrize(
     ("section", "has", "lacks"),
     [
-        ("--header", "recomputed", "computed tokens by part"),
-        ("--times", "recompute ", "policy"),
-        ("--parts", "computed tokens by part", "policy"),
         ("--layers", "computed context tokens by layer", "by part"),
-        ("--candidates", "the likeliest", "by layer"),
         ("--text", "-- generated", "by layer"),
     ],
 )
@@ -214,7 +206,7 @@ def test_controls_in_a_trace_do_not_steer_the_terminal(by_hand: Path) -> None:
                     top=tuple(replace(one, text=evil) for one in trace.top),
                     generated=tuple(replace(one, text=evil) for one in trace.generated))  # fmt: skip
     write_trace(Path("evil.trace"), trace)
-    for outcome in (pic("inspect", "evil.trace"), pic("diff", "evil.trace", "evil.trace")):
+    for outcome in (pic("inspect", "evil.trace"), pic("inspect", "--diff", "evil.trace", "evil.trace")):
         assert outcome.code == 0 and not any(one in outcome.out for one in ("\x1b", "\x07", "\u202e"))
 
 
@@ -293,14 +285,6 @@ def test_the_sink_of_an_object(objects: Objects, model: Path) -> None:
     assert [row.split()[2:] for row in grid[2:]] == [[f"{100 * x:.1f}" for x in row] for row in sinks.initial_share]
 
 
-def test_the_old_name_of_attention_sinks_still_works(objects: Objects, model: Path) -> None:
-    shown, renamed = (
-        pic("inspect", objects.mine, option, "-m", model, "--json") for option in ("--attention-sinks", "--sinks")
-    )
-    assert renamed.json == shown.json and shown.err == ""
-    assert renamed.err == "pic: --sinks of pic inspect is now called --attention-sinks\n"
-
-
 def test_layers_of_an_object(objects: Objects) -> None:
     found = pic("inspect", objects.mine, "--layers", "--json").json["layer_stats"]
     rows = [row.split() for row in section(pic("inspect", objects.mine, "--layers"), "layers: L2 norm")[1:]]
@@ -347,7 +331,7 @@ def test_pictures(options: tuple[str, ...], traces: Traces) -> None:
 
 def test_pictures_of_objects_and_differences(objects: Objects, model: Path, by_hand: Path) -> None:
     assert pic("inspect", objects.mine, "--attention-sinks", "-m", model, "--plot", "o.png").code == 0
-    assert pic("diff", by_hand, by_hand, "--plot", "d.png").code == 0
+    assert pic("inspect", "--diff", by_hand, by_hand, "--plot", "d.png").code == 0
     assert all(Path(name).read_bytes().startswith(b"\x89PNG") for name in ("o.png", "d.png"))
 
 
@@ -361,7 +345,6 @@ def test_pictures_of_objects_and_differences(objects: Objects, model: Path, by_h
         (("OBJECT", "--attention"), "not a trace; --attention"),
         (("OBJECT", "--against", "full"), "not a trace; --attention"),
         (("TRACE", "--against", "naive"), "must be full"),
-        (("OBJECT", "--times"), "--candidates, --times and --parts need one"),
         (("TRACE", "--head", 1), "--layer and --head need --attention"),
         (("TRACE", "--first", 1), "--first needs --attention-sinks"),
         (("TRACE", "--attention", "--scale", "log"), "must be minmax or share"),
@@ -391,18 +374,18 @@ def test_corrupt_traces_are_one_line(by_hand: Path) -> None:
     whole = by_hand.read_bytes()
     for name, data in (("short", whole[: len(whole) // 2]), ("flipped", whole[:-9] + b"\xff" + whole[-8:])):
         Path(f"{name}.trace").write_bytes(data)
-        for outcome in (pic("inspect", f"{name}.trace"), pic("diff", f"{name}.trace", by_hand)):
+        for outcome in (pic("inspect", f"{name}.trace"), pic("inspect", "--diff", f"{name}.trace", by_hand)):
             assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
             assert f"{name}.trace" in outcome.err
-    missing = pic("diff", "missing.trace", by_hand)
+    missing = pic("inspect", "--diff", "missing.trace", by_hand)
     assert missing.code == 1 and "missing.trace" in missing.err and missing.err.count("\n") == 1
 
 
 def test_other_prompts_cannot_be_compared(traces: Traces, by_hand: Path) -> None:
-    outcome = pic("diff", traces("naive"), by_hand)
+    outcome = pic("inspect", "--diff", traces("naive"), by_hand)
     assert outcome.code == 1 and "different models" in outcome.err
 
 
 def test_json_is_json(by_hand: Path) -> None:
-    for outcome in (pic("inspect", by_hand, "--json"), pic("diff", by_hand, by_hand, "--json")):
+    for outcome in (pic("inspect", by_hand, "--json"), pic("inspect", "--diff", by_hand, by_hand, "--json")):
         assert outcome.code == 0 and json.loads(outcome.out)

@@ -99,34 +99,6 @@ def test_what_stdin_cannot_be_is_refused(link: Any, asked: tuple[str, ...], data
     assert found.code == code and f"pic: error: {error}" in found.err
 
 
-def test_a_script_equals_the_same_options(link: Any) -> None:
-    write("queries/s.yaml", """
-        head: You know all.
-        documents: [../a.txt, ../b.txt]
-        query: "Who knows why?"
-        query_template: "Q: {query} A:"
-        separator: "-"
-        policy: {algo: legolink, k: 2}
-        max_new_tokens: 5
-    """)  # fmt: skip
-    scripted = report(link("-T", "queries/s.yaml", "--json"))
-    options = (
-        "--head", "You know all.", "-q", "Who knows why?", "--query-template", "Q: {query} A:", "--separator", "-",
-        "-k", 2, "--max-new-tokens", 5,
-    )  # fmt: skip
-    assert scripted == report(link("a.txt", "b.txt", *options, "--json"))
-    assert scripted["params"] == {"k": 2} and scripted["tokens"]["generated"] <= 5
-
-
-def test_the_command_line_comes_before_the_script(link: Any) -> None:
-    write("s.yaml", "{documents: [a.txt], query: 'why?', policy: {algo: legolink, k: 2}, max_new_tokens: 5}")
-    assert report(link("-T", "s.yaml", "-k", 7, "--json"))["params"] == {"k": 7}
-    assert report(link("-T", "s.yaml", "-p", "k=8", "--json"))["params"] == {"k": 8}
-    other = report(link("-T", "s.yaml", "--algo", "full", "-q", "Who knows?", "--max-new-tokens", 1, "--json"))
-    assert (other["algo"], other["params"], other["tokens"]["generated"]) == ("full", {}, 1)
-    assert other["tokens"]["tail"] > report(link("-T", "s.yaml", "--json"))["tokens"]["tail"]
-
-
 def test_compare_tells_speedup_and_agreement(link: Any) -> None:
     outcome = link("a.txt", "b.txt", *QUERY, "--algo", "naive", "--compare")
     answer, full, speedup, agreement = outcome.out.splitlines()[-4:]
@@ -172,21 +144,9 @@ def test_sampling_is_reproducible_by_its_seed(link: Any) -> None:
 
 
 def test_output_is_the_report_and_nothing_is_printed(link: Any) -> None:
-    outcome = link("a.txt", *QUERY, "-o", "out/a.json", "--depfile")
+    outcome = link("a.txt", *QUERY, "-o", "out/a.json")
     assert outcome.out == ""
     assert list(json.loads(Path("out/a.json").read_text())) == REPORT
-    rule = Path("out/a.d").read_text().splitlines()[0]
-    assert rule.startswith("out/a.json: a.txt ") and "model.safetensors" in rule and "tokenizer_config.json" in rule
-
-
-def test_a_depfile_names_script_documents_and_settings(link: Any, model: Path) -> None:
-    assert pic("compile", "a.txt", "-o", "docs/a.kvo", "-m", model).code == 0
-    write("pic.yaml", "head: You know all.")
-    write("queries/s.yaml", "{documents: [../docs/a.kvo, ../b.txt], query: 'why?', max_new_tokens: 2}")
-    assert link("-T", "queries/s.yaml", "-o", "answers/s.json", "--depfile").code == 0
-    target, names = Path("answers/s.d").read_text().splitlines()[0].split(": ")
-    assert target == "answers/s.json"
-    assert names.split()[:3] == ["queries/s.yaml", "docs/a.kvo", "b.txt"] and names.split()[-1] == "pic.yaml"
 
 
 def test_pic_yaml_gives_head_and_template(link: Any) -> None:
@@ -255,12 +215,6 @@ def test_what_is_of_one_policy_is_refused_beside_several(link: Any, more: tuple[
 def test_a_field_that_is_named_twice_is_refused(link: Any, more: tuple[Any, ...]) -> None:
     outcome = link("a.txt", *QUERY, *more)
     assert outcome.code == 2 and outcome.err.endswith(": name one of the two\n")
-
-
-def test_an_error_of_a_script_s_policy_names_the_script(link: Any) -> None:
-    write("s.yaml", "{documents: [a.txt], query: 'why?', policy: {algo: legolink, k: -1}}")
-    outcome = link("-T", "s.yaml")
-    assert outcome.code == 1 and outcome.err.startswith("pic: error: s.yaml: policy: legolink: k=-1 must be")
 
 
 def test_the_report_has_what_is_needed_to_ask_again(link: Any, model: Path) -> None:

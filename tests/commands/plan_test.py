@@ -283,13 +283,8 @@ def test_a_profile_that_a_link_disagrees_with_is_measured_again(
     assert "measuring prefill" in second.err and machine.measured == 3  # the loads are kept
 
 
-def test_a_script_and_a_field_may_say_auto(model: Path, texts: tuple[Path, Path], machine: Machine) -> None:
-    write("s.yaml", "{documents: [a.txt], query: 'why?', policy: {algo: cacheblend, ratio: auto}, max_new_tokens: 2}")
-    scripted = pic("link", "-T", "s.yaml", "-m", model, "--json")
-    assert scripted.json["params"]["ratio"] == 0.15 and "pic: ratio 0.15 (" in scripted.err
+def test_a_field_may_say_auto(model: Path, texts: tuple[Path, Path], machine: Machine) -> None:
     assert auto(model, "--algo", "cacheblend", "-p", "ratio=auto").json["params"]["ratio"] == 0.15
-    given = pic("link", "-T", "s.yaml", "--ratio", "0.4", "-m", model, "--json")
-    assert given.json["params"]["ratio"] == 0.4 and given.err == ""
 
 
 def test_a_number_is_a_number(model: Path, texts: tuple[Path, Path]) -> None:

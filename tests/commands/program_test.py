@@ -14,15 +14,18 @@ from pathlib import Path
 
 import pytest
 from terminal import open_terminal
+from write_reference import commands_of, common_options, option_rows
 
 import pictool
 from commands.conftest import TEXT
 from commands.run import Objects, write
 from pictool.commands import removed
+from pictool.commands.app import COMMANDS
 from pictool.commands.console import progress
 from pictool.store.files import LOCK, locked
 from pictool.store.store import Store
 
+MOST_COMMANDS, MOST_OPTIONS = 31, 224
 PIC = (sys.executable, "-c", "from pictool.commands import main; main()")
 
 
@@ -70,6 +73,14 @@ def test_what_has_left_is_one_line_that_names_its_replacement(monkeypatch: pytes
 def test_the_program_names_each_replacement(removed: str) -> None:
     done = run(*removed.split())
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr.startswith(f"pic: error: {removed}: ")
+
+
+def test_commands_and_options_are_few() -> None:
+    """An option that commands of a group, or all that have it, share under one meaning counts once."""
+    num_commands = sum(len(commands_of(name)) for name in COMMANDS)
+    num_common = common_options("").count("\n") - 2  # rows of a table below its head
+    num_options = num_common + sum(len(list(option_rows(name))) for name in COMMANDS)
+    assert num_commands <= MOST_COMMANDS and num_options <= MOST_OPTIONS
 
 
 @pytest.mark.parametrize(("own", "policy"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])

@@ -28,7 +28,6 @@ link a.txt -q x --engine none
 link a.txt -q x --engine vllm --trace t
 link a.txt -q x -m ./none
 link a.txt -q x --temperature -1
-link -T none.yaml
 link --batch none.jsonl
 link a.txt -q x --server http://127.0.0.1:1
 query none.json
@@ -51,17 +50,17 @@ diff none none
 diff a.txt a.txt
 store ls --store none
 store ls --sort none
-store show abcd --store none
-store stats --store none
+inspect abcd --store none
+store ls --stats --store none
 store verify --store none
 store key none
 store key show none
 store sign none --signing-key=none
 store trust none
 store gc --max-size none
-store expire abcd --store none
+store gc abcd --store none
 store pin abcd --store none
-store unpin abcd --store none
+store pin --undo abcd --store none
 store export a.kva --store none
 store import none
 store push all --store none
@@ -76,7 +75,6 @@ evidence none.txt
 evidence --minutes 0
 estimate
 estimate none
-estimate a.txt --shape none
 sync
 sync none
 sync a.txt --splitter none

@@ -36,11 +36,11 @@ def test_a_second_prompt_reuses_the_first_one_s_blocks(model: Path, texts: tuple
     named = ("-m", model, "--algo", "prefix", "-p", "block=4")
     first, second = recomputed(*named), recomputed(*named)
     assert first >= 8 and second == first % 4
-    stats = pic("store", "stats", "--json").json
+    stats = pic("store", "ls", "--stats", "--json").json
     assert stats["chains"]["count"] == stats["objects"] >= first // 4
     assert pic("store", "ls", "--json").json == [] and len(pic("store", "ls", "--chains", "--json").json) >= 2
     assert pic("store", "verify").code == 0
-    (one,) = pic("store", "show", pic("store", "ls", "--chains", "--json").json[0]["key"], "--json").json
+    one = pic("inspect", pic("store", "ls", "--chains", "--json").json[0]["key"], "--json").json
     assert one["tokens"] == 4 and one["parent"]
 
 
@@ -138,7 +138,7 @@ def test_another_tenant_s_object_is_as_good_as_absent(model: Path, texts: tuple[
     pic("link", "b.txt", "-m", model, "--salt", SALT, "--algo", "prefix", "-p", "block=4", *QUERY)
     block = next(one["key"] for one in pic("store", "ls", "--chains", "--json").json if one.get("parent") is not None)
     used = {path: path.stat().st_mtime_ns for path in Path(".pic/objects").rglob("*.kvo")}
-    hits = pic("store", "stats", "--json").json["counts"]["hits"]
+    hits = pic("store", "ls", "--stats", "--json").json["counts"]["hits"]
     said = {}
     for name in (key, key[:8], block, block[:8], "c" * 64, "c" * 8):
         for salt in ((), ("--salt", secrets.token_hex(16))):
@@ -147,7 +147,7 @@ def test_another_tenant_s_object_is_as_good_as_absent(model: Path, texts: tuple[
             said[name, bool(salt)] = outcome.err.replace(name, "KEY")
     assert len(set(said.values())) == 1, said
     assert used == {path: path.stat().st_mtime_ns for path in used}
-    assert pic("store", "stats", "--json").json["counts"]["hits"] == hits
+    assert pic("store", "ls", "--stats", "--json").json["counts"]["hits"] == hits
     for name in (key, key[:8]):
         assert pic("link", name, "-m", model, "--salt", SALT, *QUERY).code == 0
 

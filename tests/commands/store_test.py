@@ -78,9 +78,7 @@ def test_a_damaged_list_of_names_is_made_anew(model: Path, texts: tuple[Path, Pa
     assert {row.get("source") for row in pic("store", "ls", "--json").json} == {"a.txt", None}
 
 
-@pytest.mark.parametrize(
-    "verb", ["gc --max-size 1B", "expire --older-than 0s", "verify --repair"], ids=lambda verb: verb.split()[0]
-)
+@pytest.mark.parametrize("verb", ["gc --max-size 1B", "gc --older-than 0s", "verify --repair"], ids=str)
 def test_a_dry_run_removes_nothing_and_names_what_would_go(root: Path, verb: str) -> None:
     if verb.startswith("verify"):
         flip(one_of(root))
@@ -99,7 +97,9 @@ def test_ls_as_json(root: Path) -> None:
     assert all(Path(row["path"]).stat().st_size == row["bytes"] and row["problem"] is None for row in rows)
 
 
-@pytest.mark.parametrize("verb", ["ls", "stats", "verify", "gc", "export a.kva", "push all --remote r", "pin abcd"])
+@pytest.mark.parametrize(
+    "verb", ["ls", "ls --stats", "verify", "gc", "export a.kva", "push all --remote r", "pin abcd"]
+)
 def test_an_absent_store_is_named(verb: str) -> None:
     outcome = pic("store", *verb.split(), "--store", "nowhere")
     assert (outcome.code, outcome.out) == (1, "")
@@ -180,7 +180,7 @@ def test_the_budget_of_the_environment(root: Path, model: Path, monkeypatch: pyt
     write("new.txt", "Something else stands here.\n")
     assert pic("compile", "new.txt", "-m", model, "--store", root).code == 0
     assert sum(path.stat().st_size for path in root.glob("objects/??/*.kvo")) <= size
-    stats = pic("store", "stats", "--store", root, "--json").json
+    stats = pic("store", "ls", "--stats", "--store", root, "--json").json
     assert stats["max_bytes"] == size and stats["counts"]["evictions"] >= 1
 
 
@@ -197,19 +197,19 @@ def test_a_prompt_larger_than_the_budget_is_linked(model: Path, monkeypatch: pyt
 def test_expire_and_pins(root: Path) -> None:
     first, second, _ = keys(root)
     assert pic("store", "pin", first[:10], "--store", root).err == "pic: 1 object pinned\n"
-    assert pic("store", "expire", first, "--store", root).code == 1
-    assert pic("store", "expire", second[:8], "--store", root).code == 0
-    pic("store", "expire", "--older-than", "0s", "--store", root)
+    assert pic("store", "gc", first, "--store", root).code == 1
+    assert pic("store", "gc", second[:8], "--store", root).code == 0
+    pic("store", "gc", "--older-than", "0s", "--store", root)
     assert keys(root) == [first]
-    shown = pic("store", "show", first[:6], "--store", root, "--json").json
-    assert shown[0]["pinned"] and shown[0]["key"] == first and "harbour" in shown[0]["text"]
-    pic("store", "unpin", first, "--store", root)
-    assert pic("store", "expire", first, "--store", root).code == 0 and keys(root) == []
+    (shown,) = pic("store", "ls", "--store", root, "--json").json
+    assert shown["pinned"] and shown["key"] == first and "harbour" in shown["text"]
+    pic("store", "pin", "--undo", first, "--store", root)
+    assert pic("store", "gc", first, "--store", root).code == 0 and keys(root) == []
 
 
-@pytest.mark.parametrize("arguments", [[], ["abcd", "--older-than", "1d"]])
-def test_expire_wants_keys_or_an_age(arguments: list[str]) -> None:
-    assert pic("store", "expire", *arguments).code == 2
+def test_gc_wants_one_of_keys_age_and_size() -> None:
+    assert pic("store", "gc", "abcd", "--older-than", "1d").code == 2
+    assert pic("store", "gc", "--max-size", "1G", "--older-than", "1d").code == 2
 
 
 def test_hits_and_misses_of_compiles_and_links(model: Path) -> None:
@@ -219,10 +219,10 @@ def test_hits_and_misses_of_compiles_and_links(model: Path) -> None:
     pic("compile", "a.txt", *more)
     pic("compile", "a.txt", *more)
     pic("link", "a.txt", "b.txt", "--query", "Why?", "--algo", "naive", "--max-new-tokens", 1, *more)
-    counts = pic("store", "stats", "--store", "s", "--json").json["counts"]
+    counts = pic("store", "ls", "--stats", "--store", "s", "--json").json["counts"]
     assert counts["writes"] == 3  # a, b and the head
     assert (counts["hits"], counts["misses"]) == (2, 3)
-    lines = pic("store", "stats", "--store", "s").out
+    lines = pic("store", "ls", "--stats", "--store", "s").out
     assert "2 of 5 (40.0%)" in lines and "codec none" in lines
 
 
@@ -281,7 +281,7 @@ def test_a_settings_file_of_others_costs_no_file(model: Path, texts: tuple[Path,
     before = {path: path.read_bytes() for path in Path("home").rglob("*") if path.is_file()}
     for line in (
         "compile a.txt", "compile a.txt --remote ''", "link a.txt -q ? --remote ''", "store gc", "store gc --dry-run",
-        "store expire --older-than 0s", "store verify --repair", "serve --check off --port 0",
+        "store gc --older-than 0s", "store verify --repair", "serve --check off --port 0",
     ):  # fmt: skip
         refused = pic(*shlex.split(line))
         assert (

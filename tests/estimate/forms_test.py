@@ -10,7 +10,7 @@ import pytest
 
 from pictool.estimate.bodies import FormError
 from pictool.estimate.forms import Forms
-from pictool.estimate.segments import HashedBlocks, LoggedPrompt
+from pictool.estimate.segments import LoggedPrompt
 
 LONG = "a document of more than sixty-four characters, so that it is compiled and linked"
 TEXT = {"type": "text", "text": "x"}
@@ -81,28 +81,12 @@ def test_several_prompts_of_one_record_are_several() -> None:
     assert len(Forms().prompts({"prompt": [[1], [2], [3]]})) == 3
 
 
-def test_times_tenants_and_outputs_are_those_of_the_record() -> None:
+def test_times_and_tenants_are_those_of_the_record() -> None:
     inner = {"messages": CHAT}
-    (prompt,) = Forms().prompts({"timestamp": 1.7e12, "team_id": "t", "body": inner, "response": {"body": {"choices": [
-        {"message": {"content": "because"}}]}}})  # fmt: skip
-    assert (prompt.time, prompt.tenant, prompt.outputs) == (1.7e9, "t", ("because",))
+    (prompt,) = Forms().prompts({"timestamp": 1.7e12, "team_id": "t", "body": inner})
+    assert (prompt.time, prompt.tenant) == (1.7e9, "t")
     (prompt,) = Forms().prompts({"messages": CHAT, "created_at": "2026-01-01T00:00:00Z", "cache_salt": "s"})
     assert prompt.time == 1767225600 and prompt.tenant == "s"
-
-
-def test_mooncake_s_hashes_are_of_prefixes() -> None:
-    (prompt,) = Forms().prompts({"timestamp": 3000, "input_length": 700, "output_length": 5, "hash_ids": [4, 9]})
-    blocks = prompt.segments[0].content
-    assert isinstance(blocks, HashedBlocks) and blocks.is_chained
-    assert blocks.lengths.tolist() == [2048, 752] and prompt.time == 3
-
-
-def test_kv_events_continue_the_blocks_that_were_stored() -> None:
-    forms = Forms()
-    first = {"type": "BlockStored", "block_hashes": [1, 2], "parent_block_hash": None, "token_ids": [5, 6, 7, 8]}
-    next_ = ["BlockStored", [3], 1, [9, 10], 2]
-    (one,), (two,) = forms.prompts({"ts": 1, "events": [first]}), forms.prompts([1.0, [next_, ["AllBlocksCleared"]], 0])
-    assert shown(one) == [("prompt", "5 6 7 8")] and shown(two) == [("prompt", "5 6 9 10")]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, trainers
 
 from estimate.references import prefixes, repeats
 from pictool.estimate.hashing import Rolling
@@ -19,9 +18,7 @@ from pictool.estimate.lru import LruCaches
 from pictool.estimate.measure import Measure
 from pictool.estimate.segments import LoggedPrompt, Segment, TokenScale, split_text
 
-MIN_TOKENS = 8
-SCALE = TokenScale(4, MIN_TOKENS)
-BORDERED = ["harbour ", "<doc>The", "</doc>quiet ", "\nDocument 12345 s", " <source> ", "\n---\n\n34", "\n"]
+SCALE = TokenScale(4)
 
 
 def random_prompts(draw: random.Random) -> list[LoggedPrompt]:
@@ -96,7 +93,7 @@ def data_of(prompt: LoggedPrompt) -> bytes:
 def test_prefix_linkable_and_at_most_are_those_of_their_definitions(part: int) -> None:
     for number in range(30):
         prompts = random_prompts(random.Random(100 * part + number))
-        measure = Measure(MIN_TOKENS)
+        measure = Measure()
         for prompt in prompts:
             measure.add(prompt)
         measure.finish()
@@ -158,26 +155,3 @@ def test_caches_of_all_capacities_are_lists_of_the_last_used(room: int, monkeypa
                     held.add(item)
                 assert found[row].tolist() == [item in held for item in items]
             order = items + [item for item in order if item not in items]
-
-
-def test_border_losses_are_the_tokens_that_a_tokenizer_merges() -> None:
-    """Against the spans of tokens in the whole text: those of a part alone that are no tokens of two parts together."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.train_from_iterator(["".join(BORDERED) * 3], trainers.BpeTrainer(vocab_size=70, show_progress=False))
-
-    def spans(text: str, start: int = 0) -> list[tuple[int, int]]:
-        return [(start + low, start + high) for low, high in tokenizer.encode(text).offsets]
-
-    losses, prompts = list[int](), list[LoggedPrompt]()
-    for text in ("".join(order) for order in itertools.permutations(BORDERED, 3)):
-        prompts.append(LoggedPrompt((Segment("user", text),)))
-        for (_, left), (_, right) in itertools.pairwise(split_text("user", text)):
-            apart, joined = [*spans(left), *spans(right, len(left))], set(spans(left + right))
-            merged = [place for place, span in enumerate(apart) if span not in joined]
-            losses.append(merged[-1] - merged[0] + 1 if merged else 0)
-    measure = Measure(MIN_TOKENS, lambda text: list(tokenizer.encode(text).ids))
-    for prompt in prompts:
-        measure.add(prompt)
-    totals = measure.finish()
-    assert 200 < len(losses) < 1000 and 0 < totals.tokenizer_s < totals.seconds
-    assert totals.border_loss == pytest.approx(np.mean(losses)) and np.mean(losses) > 0

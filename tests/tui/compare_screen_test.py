@@ -1,4 +1,4 @@
-"""Links of one prompt side by side: one cursor, the numbers of `pic diff`."""
+"""Links of one prompt side by side: one cursor, the numbers of `pic inspect --diff`."""
 
 from __future__ import annotations
 

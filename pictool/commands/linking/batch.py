@@ -15,7 +15,7 @@ from pictool.commands.console.errors import UsageError, of_command_line
 from pictool.commands.console.outputs import output_path, print_json
 from pictool.commands.console.progress import answers_bar
 from pictool.commands.console.verbosity import note
-from pictool.commands.linking.request import LinkScript, RequestOptions, beside, make_spec
+from pictool.commands.linking.request import RequestOptions, beside, make_spec
 from pictool.commands.settings.engine import find_engine
 from pictool.commands.settings.options import BATCH, option
 from pictool.commands.settings.resources import open_model, open_store
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _KEYS = ("id", "documents", "query", "head", "max_new_tokens")
 _UNUSED = ("answers", "kind")  # of files that pic eval reads too
-_OF_ONE = ("query", "script", "documents")  # options of a single request
+_OF_ONE = ("query", "documents")  # options of a single request
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _request_of(record: Record, request: RequestOptions, settings: Settings, com
         request, query=record.text("query"), head=record.text_or_none("head") or request.head,
         max_new_tokens=most or request.max_new_tokens,
     )  # fmt: skip
-    spec = replace(make_spec(own, settings, LinkScript()), documents=documents)
+    spec = replace(make_spec(own, settings), documents=documents)
     text = json.dumps(record.values, sort_keys=True)
     return BatchRequest(record.number, record.id("id"), sha256((text + common).encode()).hexdigest(), spec)
 

@@ -1,16 +1,4 @@
-"""Requests: the spec that the command line, a link script and the settings describe together.
-
-A link script (`-T script.yaml`) is a whole prompt as a file:
-
-head: "You answer from the documents."      # optional
-documents: [docs/a.txt, docs/b.kvo]         # paths are relative to the script
-query: "Which festival does Gadwick hold?"
-query_template: "Question: {query}\\nAnswer:"   # optional
-separator: "\\n\\n"                           # optional: what is between documents and before the query
-policy: {algo: legolink, k: 16}             # optional; any field of the policy
-max_new_tokens: 32                          # optional
-codec: int8                                 # optional: how the KV of documents given as texts is kept
-"""
+"""Requests: the spec that the command line and the settings describe together."""
 
 from __future__ import annotations
 
@@ -37,7 +25,7 @@ from pictool.commands.settings.options import (
     option,
     require_64_bits,
 )
-from pictool.commands.settings.settings import Settings, read_yaml, text_or_none
+from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError
 from pictool.reading import exists
 
@@ -49,8 +37,6 @@ if TYPE_CHECKING:
 
 STDIN = "-"  # as the name of a file, in place of what is read from it
 AUTO = "auto"  # as ratio: what the loading controller chooses
-_TEXTS = ("head", "query", "query_template", "separator", "codec")
-_KEYS = ("head", "documents", "query", "query_template", "separator", "policy", "max_new_tokens", "codec")
 
 
 @dataclass(frozen=True)
@@ -61,10 +47,6 @@ class RequestOptions:
         list[str], argument("DOCUMENT", "Text files (- is stdin), .kvo objects or keys, in prompt order.")
     ] = field(default_factory=list)
     query: Annotated[Optional[str], option("-q, --query", "TEXT", "The question; - is stdin.")] = None
-    script: Annotated[
-        Optional[str],
-        option("-T, --script", "FILE", "Read the request from a link script (YAML); its documents come first."),
-    ] = None
     algos: Annotated[
         list[str],
         option(
@@ -118,54 +100,35 @@ class RequestOptions:
         return self.algos[0] if self.algos else None
 
 
-@dataclass(frozen=True)
-class LinkScript:
-    """What a link script says; None where it is silent. `path` names it in messages."""
-
-    path: Path | None = None
-    head: str | None = None
-    documents: tuple[str, ...] = ()
-    query: str | None = None
-    query_template: str | None = None
-    separator: str | None = None
-    algo: str | None = None
-    params: Mapping[str, Any] = field(default_factory=dict)
-    max_new_tokens: int | None = None
-    codec: str | None = None
-
-
-def make_spec(options: RequestOptions, settings: Settings, script: LinkScript = LinkScript()) -> Spec:
-    """The spec of a request: what the command line says, else the script, else the settings.
+def make_spec(options: RequestOptions, settings: Settings) -> Spec:
+    """The spec of a request: what the command line says, else the settings.
 
     Where the ratio is `auto`, it is the least one; the caller chooses it once the model and the store are open.
 
     Raises:
         UsageError: no query, or an option of the policy or of sampling that makes no sense.
-        InputError: the same in the script, or a text that is none.
+        InputError: the same in the settings, or a text that is none.
     """
     from pictool.compiler.compile import CODEC
     from pictool.linker.spec import MAX_NEW_TOKENS, Spec
     from pictool.store.codecs import require_codec
 
-    query = _first(options.query, script.query)
     with of_command_line():
         require_codec(options.codec or CODEC)
-    if query is None:
-        raise UsageError("no query; give one with --query, or in a link script (-T)")
+    if options.query is None:
+        raise UsageError("no query; give one with --query")
     return Spec(
-        query=require_text("the query", query),
-        documents=[*script.documents, *options.documents],
-        policy=_make_policy(options, script, settings),
-        head=text_or_silent("the head", _first(options.head, script.head, settings.head)),
-        query_template=text_or_silent(
-            "the query template", _first(options.query_template, script.query_template, settings.query_template)
-        ),
-        separator=text_or_silent("the separator", _first(options.separator, script.separator, settings.separator)),
-        max_new_tokens=_first(options.max_new_tokens, script.max_new_tokens, MAX_NEW_TOKENS),
+        query=require_text("the query", options.query),
+        documents=list(options.documents),
+        policy=_make_policy(options, settings),
+        head=text_or_silent("the head", _first(options.head, settings.head)),
+        query_template=text_or_silent("the query template", _first(options.query_template, settings.query_template)),
+        separator=text_or_silent("the separator", _first(options.separator, settings.separator)),
+        max_new_tokens=_first(options.max_new_tokens, MAX_NEW_TOKENS),
         sampling=_make_sampling(options),
         sinks=options.sinks,
         chunk_tokens=options.chunk_tokens,
-        codec=_first(options.codec, script.codec, settings.codec),
+        codec=_first(options.codec, settings.codec),
     )
 
 
@@ -196,23 +159,18 @@ def read_stdin() -> str:
     return decode_text("stdin", sys.stdin.buffer.read(MAX_FILE_BYTES + 1))
 
 
-def _make_policy(options: RequestOptions, script: LinkScript, settings: Settings) -> Policy:
+def _make_policy(options: RequestOptions, settings: Settings) -> Policy:
     from pictool.controller.decision import MIN_RATIO
     from pictool.linker.grid import policy_with_options
     from pictool.linker.policies import DEFAULT
 
-    values = policy_values(options, script)
+    values = policy_values(options)
     if values.get("ratio") == AUTO:
         values["ratio"] = MIN_RATIO
-    if options.algo is None and script.algo is None and settings.algo is not None:
+    if options.algo is None and settings.algo is not None:
         return policy_of_settings(settings, values)
-    name = options.algo or script.algo or DEFAULT
-    try:
-        return policy_with_options(name, values)
-    except InputError as error:
-        if options.algo is None and not _named_fields(options) and script.algo is not None:
-            raise InputError(f"{script.path}: policy: {error}") from error
-        raise UsageError(str(error)) from error
+    with of_command_line():
+        return policy_with_options(options.algo or DEFAULT, values)
 
 
 def policy_of_settings(settings: Settings, values: Mapping[str, Any]) -> Policy:
@@ -244,16 +202,12 @@ def _make_sampling(options: RequestOptions) -> Sampling:
         return Sampling(options.temperature, options.top_p, options.seed, tuple(options.stop))
 
 
-def policy_values(options: RequestOptions, script: LinkScript = LinkScript()) -> dict[str, Any]:
-    """The policy's fields from the script (if it names the same policy), `-k`, `--ratio`, `--fallback` and `-p`.
+def policy_values(options: RequestOptions) -> dict[str, Any]:
+    """The policy's fields from `-k`, `--ratio`, `--fallback` and `-p`.
 
     Raises:
         UsageError: a field is named twice.
     """
-    return (dict(script.params) if options.algo in (None, script.algo) else {}) | _named_fields(options)
-
-
-def _named_fields(options: RequestOptions) -> dict[str, Any]:
     ratio = None if options.ratio is None else _parse_ratio(options.ratio)
     return named_fields(options.params, k=options.k, ratio=ratio, fallback=options.fallback)
 
@@ -315,39 +269,6 @@ def require_text(what: str, text: str) -> str:
 def text_or_silent(what: str, text: str | None) -> str | None:
     """As `require_text`; None stays None."""
     return None if text is None else require_text(what, text)
-
-
-def read_script(path: Path) -> LinkScript:
-    """Read a link script.
-
-    Raises:
-        InputError: names the script, the key, and what it must be.
-    """
-    from pictool.store.codecs import codecs
-
-    data = read_yaml(path, _KEYS)
-    documents = data.get("documents") or []
-    if not isinstance(documents, list) or not all(isinstance(document, str) for document in documents):
-        raise InputError(f"{path}: documents must be a list of paths or keys")
-    policy = data.get("policy") or {}
-    if isinstance(policy, str):
-        policy = {"algo": policy}
-    if policy and (not isinstance(policy, Mapping) or not isinstance(policy.get("algo"), str)):
-        raise InputError(f"{path}: policy must be a name, or a mapping with algo and the policy's fields")
-    new_tokens = data.get("max_new_tokens")
-    if new_tokens is not None and (type(new_tokens) is not int or new_tokens < 1):
-        raise InputError(f"{path}: max_new_tokens must be a whole number above 0")
-    texts = {key: text_or_none(path, key, data.get(key)) for key in _TEXTS}
-    if texts["codec"] is not None and texts["codec"] not in codecs():
-        raise InputError(f"{path}: codec {texts['codec']!r} must be one of {', '.join(codecs())}")
-    return LinkScript(
-        path=path,
-        documents=tuple(beside(path, document) for document in documents),
-        algo=policy.get("algo"),
-        params={name: value for name, value in policy.items() if name != "algo"},
-        max_new_tokens=new_tokens,
-        **texts,
-    )
 
 
 def beside(file: Path, document: str) -> str:

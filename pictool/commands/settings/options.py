@@ -63,9 +63,6 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
 
 
 JsonOption = Annotated[bool, option("--json", None, "Print the report as JSON.", OUTPUT)]
-DepfileOption = Annotated[
-    bool, option("--depfile", None, "Also write the files that -o depends on, for make (OUT.d).", OUTPUT)
-]
 PlotOption = Annotated[Optional[str], option("--plot", "FILE", "Draw a plot (.svg or .png).", OUTPUT)]
 EngineOption = Annotated[
     Optional[str],

@@ -1,4 +1,4 @@
-"""The JSON of `pic inspect TRACE` and `pic diff`."""
+"""The JSON of `pic inspect TRACE`, with `--diff` too."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class Databases(Surface):
             ):
                 done = pic(*command)
                 assert done.code == 0, done.err
-            pic("store", "stats", "--store", "st")
+            pic("store", "ls", "--stats", "--store", "st")
             kept = [LeasedObject(key, 5) for key in scene.keys["none"].values()]
             Leases(Path("st")).add("t", "m", kept, 4e9)
             self.files = {
@@ -189,18 +189,17 @@ class Databases(Surface):
         commands: list[tuple[tuple[object, ...], Check]] = [
             (("store", "ls", "--json", *store), lists_all),
             (("store", "ls", *store), fine),
-            (("store", "stats", *store), fine),
-            (("store", "stats", "--json", *store), check_json(("--json",))),
+            (("store", "ls", "--stats", *store), fine),
+            (("store", "ls", "--stats", "--json", *store), check_json(("--json",))),
             (("store", "verify", *store), fine),
             (("store", "gc", "--max-size", "1G", *store), fine),
-            (("store", "show", key, *store), fine),
             (("store", "pin", key, *store), fine),
-            (("store", "unpin", key, *store), fine),
+            (("store", "pin", "--undo", key, *store), fine),
             (("inspect", key, *store), fine),
             (("compile", "a.txt", "-m", scene.model, *store), fine),
             ((*self._plan(), "--json"), plans),
             (("store", "verify", "--repair", *store), fine),
-            (("store", "expire", "--older-than", "900d", *store), fine),
+            (("store", "gc", "--older-than", "900d", *store), fine),
         ]
         if draw.random() < 0.25:
             done = healing(scene, "none")

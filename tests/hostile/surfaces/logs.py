@@ -20,7 +20,6 @@ from hostile.values import dumps, mutate_bytes, mutate_text, mutate_tree
 NAME = "requests.jsonl"
 _MARKED = {"type": "text", "text": "a document " * 20, "cache_control": {"type": "ephemeral"}}
 _HUMAN = {"type": "constructor", "id": ["HumanMessage"], "kwargs": {"content": "x"}}
-_STORED = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": [1, 2]}
 _INPUT = [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}, {"output": "o"}]
 RECORDS: tuple[dict[str, Any], ...] = (
     {"messages": [{"role": "user", "content": "a question " * 30}], "tools": [{"name": "f"}], "time": 1.7e9},
@@ -31,8 +30,6 @@ RECORDS: tuple[dict[str, Any], ...] = (
     {"prompt": "some text " * 40, "cache_salt": "s"},
     {"input": _INPUT, "instructions": "i"},
     {"contents": [{"role": "user", "parts": [{"text": "x"}]}], "systemInstruction": {"parts": [{"text": "s"}]}},
-    {"timestamp": 27482, "input_length": 955, "output_length": 52, "hash_ids": [46, 47]},
-    {"ts": 1.0, "events": [_STORED]},
     {"run_type": "llm", "inputs": {"messages": [[_HUMAN]]}},
     {"pic_request": 1, "time": 1.0, "tenant": "t", "segments": [["user", False, [["0123456789abcdef", 70]]]]},
 )
@@ -74,7 +71,7 @@ class Logs(Surface):
         Path(NAME).write_bytes(data)
         if kind == "else":
             what = put_something_else(Path(NAME), draw, self.scene.root / "outside")
-        more_options = draw.choice(((), ("--json",), ("--text",), ("--memory", "16MiB"), ("--min-tokens", 1)))
+        more_options = draw.choice(((), ("--json",), ("--text",), ("--memory", "16MiB")))
         arguments = ("estimate", NAME, *more_options)
         return Case(f"{kind}: {what}", (Step(arguments, (NAME,), check_json(arguments)),))
 

@@ -1,4 +1,4 @@
-"""What users write or receive: settings, link scripts, tiers, documents, datasets and results of `pic eval`."""
+"""What users write or receive: settings, tiers, documents, datasets and results of `pic eval`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ SETTINGS = {
     "salt": "s3cret-and-long-enough",
     "remote": "far",
 }
-SCRIPT = {"head": "You answer.", "documents": ["a.txt", "b.txt"], "query": QUERY, "query_template": "Q: {query}\nA:",
-          "policy": {"algo": "legolink", "k": 4}, "max_new_tokens": 2, "codec": "none"}  # fmt: skip
 TIERS = [
     {"name": "store", "price_gb_month": 0.1},
     {"name": "ram", "price_gb_month": 2.0, "read_gb_s": 20.0, "latency_ms": 0.01},
@@ -202,8 +200,6 @@ class Scripts(Surface):
         makers: tuple[Callable[[random.Random], tuple[str, tuple[object, ...]]], ...] = (
             self._settings,
             self._settings,
-            self._script,
-            self._script,
             self._tiers,
             self._document,
             self._dataset,
@@ -222,26 +218,10 @@ class Scripts(Surface):
         data, what = as_yaml(tree or {"store": "st"}, draw)
         write("pic.yaml", data)
         commands = (
-            ("store", "ls"), ("store", "stats", "--json"), ("compile", "a.txt", "-m", self.scene.model),
+            ("store", "ls"), ("store", "ls", "--stats", "--json"), ("compile", "a.txt", "-m", self.scene.model),
             ("link", "a.txt", "-q", QUERY, "-m", self.scene.model, "--max-new-tokens", 2), ("store", "push", "all"),
         )  # fmt: skip
         return f"pic.yaml: {what}", draw.choice(commands)
-
-    def _script(self, draw: random.Random) -> tuple[str, tuple[object, ...]]:
-        data, what = as_yaml(SCRIPT, draw)
-        write("s.yaml", data)
-        return f"s.yaml: {what}", (
-            "link",
-            "-T",
-            "s.yaml",
-            "-m",
-            self.scene.model,
-            "--store",
-            "st",
-            "--max-new-tokens",
-            2,
-            "--json",
-        )
 
     def _tiers(self, draw: random.Random) -> tuple[str, tuple[object, ...]]:
         data, what = as_yaml({"tiers": TIERS}, draw)

@@ -1,14 +1,11 @@
-"""`pic diff A B`: two links of one prompt, from their traces. Needs no model and no torch."""
+"""`pic inspect A B --diff`: two links of one prompt, from their traces. Needs no model and no torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from pictool.commands.console.outputs import print_json
-from pictool.commands.console.pager import paged
-from pictool.commands.inspect import check_plot
-from pictool.commands.settings.options import JsonOption, PlotOption, argument, command, make_app
 
 if TYPE_CHECKING:
     from pictool.core import RowMask
@@ -17,34 +14,19 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 24  # tokens
 
-app = make_app()
 
-
-@command(app, "diff")
-def run_diff(
-    a: Annotated[str, argument("TRACE", "A trace.")],
-    b: Annotated[str, argument("TRACE", "Another trace of the same prompt.")],
-    plot: PlotOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Compare two links of one prompt.
-
-    \b
-      pic diff legolink.trace cacheblend.trace
-    """
+def show_diff(names: tuple[str, str], plot: str | None, as_json: bool) -> None:
+    """Compare two traces of one prompt, and draw their selections."""
     from pictool.commands.traces.json_form import diff_json
     from pictool.trace.diff import diff_traces
     from pictool.trace.format import read_trace
 
-    paths = Path(a), Path(b)
-    check_plot(plot, paths)
-    first, second = read_trace(paths[0]), read_trace(paths[1])
-    diff = diff_traces(first, second, (a, b))
+    first, second = (read_trace(Path(name)) for name in names)
+    diff = diff_traces(first, second, names)
     if as_json:
-        print_json(diff_json((a, b), diff))
+        print_json(diff_json(names, diff))
     else:
-        with paged():
-            print_diff((a, b), first, second, diff)
+        print_diff(names, first, second, diff)
     if plot:
         from pictool.trace import plots
 
