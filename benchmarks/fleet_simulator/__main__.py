@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.benches.common import command_line, print_table
+from pictool.commands.bench import command_line, print_table
 from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import print_json, write_json
 from pictool.commands.console.progress import progress

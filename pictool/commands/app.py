@@ -38,7 +38,6 @@ COMMANDS = {
     "tui": "Browse objects and traces on the terminal.",
     "config": "Show each setting and where it comes from.",
     "doctor": "Check that linking works on this machine, model and device.",
-    "evidence": "Measure a model on this machine, and write a report to hand on.",
 }
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 # Commands, subcommands and options as they were typed; an option without a command is that of every one.
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "evidence": "use doctor, bench, tune and eval, or python -m benchmarks.evidence of a checkout",
+    "bench breakdown": "use python -m benchmarks.breakdown of a checkout",
+    "bench storage": "use python -m benchmarks.storage of a checkout",
+}
 
 
 def replacement(arguments: Sequence[str]) -> str | None:

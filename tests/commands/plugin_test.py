@@ -97,7 +97,6 @@ def ran(packages: str, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
                  "--jobs", 1, "--json"),
         "sync": ("bench", "sync", *bench, "--chunks", 2, "--new-tokens", 1),
         "context": ("bench", "context", *bench, "--from", 16, "--to", 16),
-        "breakdown": ("bench", "breakdown", *bench, "--chunks", 2),
         "wrong name": (*link, "--algo", "strange"),
     }  # fmt: skip
     done = subprocess.run(
@@ -123,7 +122,7 @@ def test_its_traces_are_read(ran: Ran) -> None:
 def test_it_is_planned_evaluated_and_measured(ran: Ran) -> None:
     assert (ran.json("plan")["algo"], ran.json("plan")["ratio"]) == ("strided", 0.15)
     assert [line["label"] for line in ran.json("eval")["lines"]] == ["full", "strided-50", "strided-100"]
-    for name, key in (("sync", "methods"), ("context", "curves"), ("breakdown", "methods")):
+    for name, key in (("sync", "methods"), ("context", "curves")):
         assert "strided-50" in [entry["label"] for entry in ran.json(name)["results"][key]], name
 
 

@@ -72,8 +72,6 @@ ask a.txt -q why --algo none
 ask a.txt -q why -m ./none
 mcp none
 mcp a.txt -m ./none
-evidence none.txt
-evidence --minutes 0
 estimate
 estimate none
 estimate a.txt --shape none
@@ -96,8 +94,7 @@ bench sync --shape none
 bench sync --algo none
 bench sync -m ./none
 bench context --from 9 --to 3
-bench breakdown --plot a.gif
-bench storage --mb none
+bench context --plot a.gif
 serve --algo none
 serve --allow none
 serve --check none

@@ -35,7 +35,6 @@ _CALM_S = 300.0  # a machine that others use is calm enough for a measurement wi
 LINK = ("-q", "Who knows why?", "--max-new-tokens", "4")
 BENCH = {
     "sync": ("--chunks", "2", "--chunk-tokens", "20", "--tail-tokens", "6", "--new-tokens", "2", "--repeats", "1"),
-    "storage": ("--tokens", "20", "--objects", "2", "--repeats", "1"),
 }
 
 
@@ -101,7 +100,6 @@ OPERATIONS = [
     Operation("query-bulk", "query --bulk bulk.jsonl -o out/answers.jsonl", measures=True, resumes=True),
     Operation("plan", "plan a.txt b.txt", measures=True, is_slow=True),
     Operation("bench-sync", "bench sync --shape tiny --algo naive -o out/sync.json", measures=True, is_slow=True),
-    Operation("bench-storage", "bench storage --shape tiny -o out/s.json", measures=True, is_slow=True),
     Operation("ls", "store ls --chains --store chained", reports=True),
     Operation("show", "store show {a} {b}"),
     Operation("stats", "store stats", reports=True, measures=True),
