@@ -67,8 +67,8 @@ def measure(geometry: Geometry, tokens: int, count: int, memory: Bytes, draw: np
         number = count * geometry.layers
         operations: Mapping[str, tuple[Sequence[Path], Callable[[], object]]] = {
             "read_cold": (objects, lambda: read_objects(store, keys, buffer)),
-            "disk_cold": (plain, lambda: [read_file(path, block, os.O_RDONLY) for path in plain]),
-            "disk_direct": (plain, lambda: [read_direct(path) for path in plain]),
+            "disk_cold": (plain, lambda: read_files(plain, block, os.O_RDONLY)),
+            "disk_direct": (plain, lambda: read_direct(plain)),
             "read_warm": ((), lambda: read_objects(store, keys, buffer)),
             "copy": ((), lambda: [buffer.__setitem__(slice(None), piece.data) for piece in pieces(number)]),
             "verify": ((), lambda: verify_objects(store, keys)),
@@ -111,20 +111,21 @@ def write_file(path: Path, data: memoryview) -> None:
         os.fsync(file.fileno())
 
 
-def read_file(path: Path, buffer: memoryview, flags: int) -> None:
-    """Read a whole file in blocks, each into the same memory."""
-    fd, offset = os.open(path, flags), 0
-    try:
-        while got := os.preadv(fd, [buffer], offset):
-            offset += got
-    finally:
-        os.close(fd)
+def read_files(paths: Iterable[Path], buffer: memoryview, flags: int) -> None:
+    """Read whole files in blocks, each into the same memory."""
+    for path in paths:
+        fd, offset = os.open(path, flags), 0
+        try:
+            while got := os.preadv(fd, [buffer], offset):
+                offset += got
+        finally:
+            os.close(fd)
 
 
-def read_direct(path: Path) -> None:
-    """Read a whole file past the page cache."""
+def read_direct(paths: Iterable[Path]) -> None:
+    """Read whole files past the page cache."""
     with mmap.mmap(-1, BLOCK) as pages, memoryview(pages) as buffer:  # aligned, as O_DIRECT needs it
-        read_file(path, buffer, os.O_RDONLY | os.O_DIRECT)
+        read_files(paths, buffer, os.O_RDONLY | os.O_DIRECT)
 
 
 def read_objects(store: Store, keys: Iterable[str], buffer: memoryview) -> None:

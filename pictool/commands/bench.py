@@ -202,8 +202,7 @@ def open_subject(
     with of_command_line():
         policies = parse_repeatable(common.algo or algos)
     from pictool.bench.prompts import needs_speculative, with_speculative
-    from pictool.controller.calibration import nearest_directory
-    from pictool.store.scratch import scratch_directory
+    from pictool.store.scratch import nearest_directory, scratch_directory
 
     model = open_bench_model(common, settings, shape, seed)
     if not common.algo:

@@ -185,13 +185,11 @@ def make_rates(options: EstimateOptions, model: Model | None, size: ModelSize) -
         return CostRates.stated(size, options.tflops, options.read_gb_s)
     if model is None:
         return None
-    from pictool.controller.calibration import compute_facts, compute_profile
-    from pictool.controller.choice import make_estimator
-    from pictool.linker.grid import parse_policy
+    from pictool.controller.profile import known_prefill
 
-    if compute_facts(model) is None:
+    fitted = known_prefill(model)
+    if fitted is None:
         return None
-    fitted = make_estimator(model, parse_policy("naive"), compute_profile(model))
     source = f"pic plan's profile of {model.name} here, {options.read_gb_s:g} GB/s"
     return CostRates(fitted.token_s, 2 * fitted.pair_s, 1 / (options.read_gb_s * 1e9), source)
 

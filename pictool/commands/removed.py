@@ -7,6 +7,8 @@ from collections.abc import Sequence
 # Commands, subcommands and options as they were typed; an option without a command is that of every one.
 REMOVED: dict[str, str] = {
     "evidence": "use doctor, bench, tune and eval, or python -m benchmarks.evidence of a checkout",
+    "plan --tiers": "name the read rates of your devices with --read-gb-s, the cheapest device first",
+    "plan --check": "compare with pic link --ratio auto --json",
     "bench breakdown": "use python -m benchmarks.breakdown of a checkout",
     "bench storage": "use python -m benchmarks.storage of a checkout",
 }

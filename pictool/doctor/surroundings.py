@@ -15,14 +15,13 @@ import torch
 from packaging.requirements import Requirement
 
 from pictool.bench.roofline import measure_rates
-from pictool.controller.calibration import nearest_directory
 from pictool.controller.measuring import drop_page_cache
 from pictool.doctor.verdict import Verdict, VerdictStatus, guarded
 from pictool.engines.vllm.versions import INSTALL, VERSIONS, is_supported
 from pictool.runtime import device as devices
 from pictool.runtime.machine import machine
 from pictool.runtime.products import onednn_gain, onednn_wins
-from pictool.store.scratch import scratch_directory
+from pictool.store.scratch import nearest_directory, scratch_directory
 from pictool.store.store import Store
 
 SECTION = "machine"

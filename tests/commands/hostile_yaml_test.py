@@ -1,4 +1,4 @@
-"""Settings, scripts and tiers of strangers: one line, at once, whatever the file is."""
+"""Settings and scripts of strangers: one line, at once, whatever the file is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from commands.run import pic, write
 from pictool.commands.linking.request import read_script
-from pictool.commands.planning.tiers import read_tiers
 from pictool.commands.settings.settings import read_settings
 from pictool.errors import InputError
 
@@ -54,7 +53,6 @@ CASES: dict[str, tuple[str | bytes, str]] = {
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "settings": ("pic.yaml", lambda path: read_settings()),
     "script": ("script.yaml", read_script),
-    "tiers": ("tiers.yaml", lambda path: read_tiers(str(path))),
 }
 
 

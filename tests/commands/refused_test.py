@@ -43,7 +43,7 @@ query q.json --bulk --plot a.svg
 plan none.txt
 plan abc0
 plan a.txt --algo none
-plan a.txt --tiers none.yaml
+plan a.txt --read-gb-s none
 plan a.txt -m ./none
 inspect none
 inspect a.txt

@@ -31,10 +31,6 @@ SETTINGS = {
 }
 SCRIPT = {"head": "You answer.", "documents": ["a.txt", "b.txt"], "query": QUERY, "query_template": "Q: {query}\nA:",
           "policy": {"algo": "legolink", "k": 4}, "max_new_tokens": 2, "codec": "none"}  # fmt: skip
-TIERS = [
-    {"name": "store", "price_gb_month": 0.1},
-    {"name": "ram", "price_gb_month": 2.0, "read_gb_s": 20.0, "latency_ms": 0.01},
-]
 RECORDS = [
     {"query": "Who?", "documents": ["a.txt", "b.txt"], "answers": ["nobody"], "id": 1},
     {"query": "Why?", "documents": ["b.txt"], "answers": ["x", "y"]},
@@ -204,7 +200,6 @@ class Scripts(Surface):
             self._settings,
             self._script,
             self._script,
-            self._tiers,
             self._document,
             self._dataset,
             self._results,
@@ -242,12 +237,6 @@ class Scripts(Surface):
             2,
             "--json",
         )
-
-    def _tiers(self, draw: random.Random) -> tuple[str, tuple[object, ...]]:
-        data, what = as_yaml({"tiers": TIERS}, draw)
-        write("t.yaml", data)
-        more = ("--json",) if draw.random() < 0.5 else ()
-        return f"t.yaml: {what}", ("plan", "a.txt", "--tiers", "t.yaml", "-m", self.scene.model, "--store", "st", *more)
 
     def _document(self, draw: random.Random) -> tuple[str, tuple[object, ...]]:
         data, what = (
