@@ -62,7 +62,7 @@ class PlanOptions:
         DEFAULT_ALGO
     )
     ratio: Annotated[
-        Optional[float], option("--ratio", "SHARE", "Find a device for this share of rows (0.15).", POLICY)
+        Optional[float], option("--ratio", "SHARE", "Find a device for this share of rows (the policy's own).", POLICY)
     ] = None
     params: FieldsOption = field(default_factory=list)
     chunk_tokens: ChunkOption = None

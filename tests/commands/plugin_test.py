@@ -119,7 +119,7 @@ def test_its_traces_are_read(ran: Ran) -> None:
 
 
 def test_it_is_planned_evaluated_and_measured(ran: Ran) -> None:
-    assert (ran.json("plan")["algo"], ran.json("plan")["ratio"]) == ("strided", 0.15)
+    assert (ran.json("plan")["algo"], ran.json("plan")["ratio"]) == ("strided", 0.25)
     assert [line["label"] for line in ran.json("eval")["lines"]] == ["full", "strided-50", "strided-100"]
     for name, key in (("sync", "methods"), ("context", "curves")):
         assert "strided-50" in [entry["label"] for entry in ran.json(name)["results"][key]], name
