@@ -165,7 +165,7 @@ bench: $(READY)
 soak: $(READY)
 	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),10) $(if $(OUT),--out $(OUT))
 
-# A rehearsal of `pic evidence` on a random model of 0.5B parameters, in .evidence/: `make evidence MINUTES=60 SHAPE=llama-3.1-8b`.
+# doctor, bench, tune and eval of a random model of 0.5B parameters in one report, in .evidence/: `make evidence MINUTES=60 SHAPE=llama-3.1-8b`.
 evidence: $(READY)
 	$(BIN)/python -m benchmarks.evidence rehearse --minutes $(or $(MINUTES),10) --shape $(or $(SHAPE),qwen2.5-0.5b)
 

@@ -1,10 +1,13 @@
-"""The reports of `pic evidence` that the page of results lists, and the rehearsal on a random model (`make evidence`).
+"""What a model does on this machine, measured by other commands, in one report to hand on; and the table of reports.
 
-    python -m benchmarks.evidence rehearse --shape qwen2.5-0.5b --minutes 10 --out .evidence
-    python -m benchmarks.evidence add .evidence/report/report.json NAME
+    python -m benchmarks.evidence run -m ~/models/llama --data musique.json --minutes 60 --out report
+    python -m benchmarks.evidence rehearse --shape qwen2.5-0.5b --minutes 10
+    python -m benchmarks.evidence add report/report.json NAME
     python -m benchmarks.evidence table
 
-`add` copies a report to benchmarks/results/evidence_NAME.json; `table` writes the rows of docs/studies/results.md.
+`run` runs doctor, bench, tune and eval, one after another, each for at most its share of the minutes that are left; a
+part of an earlier run that ended is not run again. `rehearse` does so on a random model (`make evidence`). `add` copies
+a report to benchmarks/results/evidence_NAME.json; `table` writes the rows of docs/studies/results.md.
 """
 
 from __future__ import annotations
@@ -13,8 +16,11 @@ import argparse
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +42,102 @@ OPEN = (
 )  # fmt: skip
 
 
-def rehearse(shape: str, minutes: float, out: Path, dtype: str) -> int:
-    """Save a random model of a shape, and report on it; returns the exit code of `pic evidence`."""
+GRACE_S = 20.0  # for an interrupted command to print what it knows
+POLICIES = ("full", "naive", "legolink", "cacheblend")  # if the examination names none
+
+
+def parts_of(doctor: Any, model: str, data: Sequence[str], folder: Path) -> dict[str, tuple[str, ...]]:
+    """The commands after the examination, by the names of their parts."""
+    chosen = ("-m", model, "--json")
+    facts: Mapping[str, Any] = model_facts(doctor)
+    room = (facts.get("positions", 1 << 20) - 48) // 8
+    algos = [word for name in facts.get("policies", POLICIES) for word in ("--algo", name)]
+    parts = {
+        "bench-sync": ("bench", "sync", *chosen, "--chunk-tokens", str(max(1, min(512, room))), "--repeats", "3"),
+        "tune": ("tune", "--questions", data[0], "--limit", "128", *chosen, "--skip-long", "--dry-run"),
+    }
+    for number, name in enumerate(data, 1):
+        part = f"answers-{number}"
+        more = ("--limit", "128", *algos, *chosen, "--skip-long", "-o", str(folder / f"{part}.jsonl"))
+        parts[part] = ("eval", name, *more)
+    return parts
+
+
+def model_facts(doctor: Any) -> dict[str, Any]:
+    """What the examination says of the model; empty if it could not be loaded, or there was no time."""
+    verdicts = doctor["verdicts"] if doctor else []
+    return next((verdict["values"] for verdict in verdicts if verdict["check"] == "model"), {})
+
+
+def run(model: str, data: Sequence[str], minutes: float, folder: Path) -> int:
+    """Run every part and write the report; returns 1 if a check or a part failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ends = time.monotonic() + 60 * minutes
+    left_parts = len(data) + 3
+    doctor = run_part("doctor", ("doctor", "-m", model, "--json"), ends, left_parts, folder)
+    parts = [doctor]
+    for name, arguments in parts_of(result_of(doctor), model, data, folder).items():
+        parts.append(run_part(name, arguments, ends, left_parts - len(parts), folder))
+    verdicts = (result_of(doctor) or {"verdicts": []})["verdicts"]
+    report = {
+        "is_good": all(part["status"] != "failed" for part in parts),
+        "machine": next((verdict["values"] for verdict in verdicts if verdict["check"] == "versions"), {}),
+        "model": model_facts(result_of(doctor)),
+        "parts": parts,
+    }
+    write(folder / "report.json", report)
+    return 0 if report["is_good"] else 1
+
+
+def result_of(part: Mapping[str, Any]) -> Any:
+    return part["rounds"][-1]["result"] if part["rounds"] else None
+
+
+def run_part(name: str, arguments: Sequence[str], ends: float, parts: int, folder: Path) -> dict[str, Any]:
+    """Run a command within its share of the time that is left for so many parts; or read what an earlier run made."""
+    path = folder / f"{name}.json"
+    if path.exists():
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if kept["status"] == "done" and kept["rounds"][-1]["arguments"] == list(arguments):
+            return kept
+    started, limit_s = time.monotonic(), (ends - time.monotonic()) / parts
+    print(f"{name}: {limit_s:.0f} s at most", file=sys.stderr)
+    process = subprocess.Popen([sys.executable, "-m", "pictool", *arguments], stdout=subprocess.PIPE)
+    try:
+        (printed, _), status = process.communicate(timeout=max(0.0, limit_s)), "done"
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        (printed, _), status = stopped(process), "partial"
+    result = json.loads(printed) if printed.strip() else None
+    if result is None:
+        status = "left out" if status == "partial" else "failed"
+    rounds = [{"arguments": arguments, "code": process.returncode, "result": result}] if result else []
+    part = {"name": name, "status": status, "seconds": time.monotonic() - started, "rounds": rounds}
+    write(path, part)
+    return part
+
+
+def stopped(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """What an interrupted process prints before it ends, or is killed."""
+    try:
+        return process.communicate(timeout=GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()
+
+
+def write(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+def rehearse(shape: str, minutes: float, out: Path) -> int:
+    """Save a random model of a shape, and report on it."""
     model = out / f"random-{shape}"
     if not (model / "config.json").exists():
-        random_module(shape_of(shape).make_config(), "cpu", dtype, 0).save_pretrained(out / "saving")
+        random_module(shape_of(shape).make_config(), "cpu", "float32", 0).save_pretrained(out / "saving")
         load_model("embedded").tokenizer.save_pretrained(out / "saving")
         (out / "saving").rename(model)
-    command = ["evidence", "-m", str(model), "--minutes", str(minutes), "-o", str(out / "report"), "--store"]
-    return subprocess.run([sys.executable, "-m", "pictool", *command, str(out / "store")]).returncode
+    return run(str(model), ["picbench"], minutes, out / "report")
 
 
 def row(name: str, report: dict[str, Any]) -> str:
@@ -81,9 +174,13 @@ def with_rows(page: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run")
+    running.add_argument("-m", "--model", default="embedded")
+    running.add_argument("--data", action="append", help="questions, as pic eval reads them (picbench)")
+    running.add_argument("--minutes", type=float, default=60)
+    running.add_argument("--out", type=Path, default=Path("report"))
     rehearsal = commands.add_parser("rehearse")
     rehearsal.add_argument("--shape", default="qwen2.5-0.5b")
-    rehearsal.add_argument("--dtype", default="float32")
     rehearsal.add_argument("--minutes", type=float, default=10)
     rehearsal.add_argument("--out", type=Path, default=ROOT / ".evidence")
     adding = commands.add_parser("add")
@@ -91,8 +188,10 @@ def main() -> None:
     adding.add_argument("name")
     commands.add_parser("table")
     options = parser.parse_args()
+    if options.command == "run":
+        sys.exit(run(options.model, options.data or ["picbench"], options.minutes, options.out))
     if options.command == "rehearse":
-        sys.exit(rehearse(options.shape, options.minutes, options.out, options.dtype))
+        sys.exit(rehearse(options.shape, options.minutes, options.out))
     if options.command == "add":
         shutil.copyfile(options.report, RESULTS / f"evidence_{options.name}.json")
     PAGE.write_text(with_rows(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from benchmarks import attention_kinds
+from benchmarks.breakdown import bench_breakdown
 from benchmarks.gpu import REHEARSAL
-from pictool.bench.breakdown import bench_breakdown
 from pictool.bench.context import make_prompts
 from pictool.bench.options import ContextOptions, PromptOptions
 from pictool.bench.prompts import BenchPrompt

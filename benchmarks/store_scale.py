@@ -3,7 +3,7 @@
     python -m benchmarks.store_scale --out benchmarks/results/store_scale.json
 
 The objects are put without fsync to build the store, with it where put is timed. Reading large objects from disk:
-`pic bench storage`.
+`benchmarks.storage`.
 """
 
 from __future__ import annotations

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.benches.common import command_line, print_table
+from pictool.commands.bench import command_line, print_table
 from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import print_json, write_json
 from pictool.commands.console.progress import progress
 from pictool.commands.console.verbosity import note
 from pictool.commands.linking.request import note_measuring
-from pictool.commands.planning.tiers import read_tiers
 from pictool.commands.settings.options import OUTPUT, JsonOption, command, make_app, option
 from pictool.commands.settings.resources import open_model
-from pictool.commands.settings.settings import Settings
+from pictool.commands.settings.settings import Settings, read_yaml
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
     from benchmarks.fleet_simulator.simulator import Costs, Demand, FleetSize, Link, Outcome, Prices, Site
+    from pictool.runtime.model import Model
 
 app = make_app()
 DEMAND, FLEET = "Prompt", "Cluster"
 # What is stated if no model is measured: an example of an 8B model on one data-center GPU. Yours differs.
 _TOKEN_BYTES = 131_072
-_TOKEN_S, _CONSTANT_S, _PAIR_S, _RUN_S, _LAYERS = 3e-5, 5e-3, 1e-9, 2e-6, 32
+_TOKEN_S, _CONSTANT_S, _PAIR_S = 3e-5, 5e-3, 1e-9
+_TIERS = Path(__file__).with_name("tiers.yaml")
 _MOST_REPLICAS = 4096
 
 
@@ -36,7 +39,7 @@ class RouteOptions:
     cache_gb: Annotated[float, option("--cache-gb", "GB", "Of each replica's local tier.", FLEET, min=0.001)] = 500.0
     local: Annotated[str, option("--local", "TIER", "Where replicas keep objects.", FLEET)] = "nvme"
     far: Annotated[str, option("--far", "TIER", "Where all objects are.", FLEET)] = "object-store"
-    tiers: Annotated[Optional[str], option("--tiers", "FILE", "Tiers, as of pic plan.", FLEET)] = None
+    tiers: Annotated[Optional[str], option("--tiers", "FILE", "Tiers, in the form of tiers.yaml here.", FLEET)] = None
     deaths: Annotated[float, option("--deaths", "N", "Replicas that die in an hour.", FLEET, min=0)] = 0.0
     price: Annotated[float, option("--price", "USD", "Of a replica an hour.", FLEET, min=0)] = 2.5
     target: Annotated[
@@ -109,40 +112,43 @@ def make_demand(options: RouteOptions) -> Demand:
 def make_site(options: RouteOptions, settings: Settings) -> tuple[Site, Costs, Prices]:
     """The fleet, what a link costs there, and prices. Raises UsageError, InputError."""
     from benchmarks.fleet_simulator.simulator import Costs, Prices, Site
-    from pictool.controller.cost import Estimator, layer_work
+    from pictool.controller.cost import Estimator
 
-    listed = {tier.name: tier for tier in read_tiers(options.tiers)}
+    listed = read_tiers(options.tiers)
     for flag, name in (("--local", options.local), ("--far", options.far)):
-        if name not in listed or listed[name].read_gb_s is None:
-            stated = ", ".join(tier.name for tier in listed.values() if tier.read_gb_s is not None)
-            raise UsageError(f"{flag} {name}: must be a tier of stated speed: {stated}")
+        if name not in listed:
+            raise UsageError(f"{flag} {name}: must be a tier: {', '.join(listed)}")
     if options.measured:
         token_bytes, costs = _measured(options, settings)
     else:
         token_bytes = _TOKEN_BYTES
-        estimator = Estimator(_TOKEN_S, _CONSTANT_S, _PAIR_S, _RUN_S, layer_work(_LAYERS))
+        estimator = Estimator(_TOKEN_S, _CONSTANT_S, _PAIR_S)
         costs = Costs(estimator, _stated_share(options))
     site = Site(
         options.replicas, options.cache_gb * 1e9, _link(listed[options.local]), _link(listed[options.far]), token_bytes,
         options.deaths,
     )  # fmt: skip
-    return site, costs, Prices(options.price, listed[options.far].price)
+    return site, costs, Prices(options.price, float(listed[options.far]["price_gb_month"]))
 
 
-def _link(tier: Any) -> Link:
+def read_tiers(name: str | None) -> dict[str, dict[str, Any]]:
+    """The tiers of a file, or the examples, by their names."""
+    return {tier["name"]: tier for tier in read_yaml(Path(name) if name else _TIERS, ("tiers",))["tiers"]}
+
+
+def _link(tier: dict[str, Any]) -> Link:
     from benchmarks.fleet_simulator.simulator import Link
 
-    return Link(tier.read_gb_s * 1e9, tier.latency_ms / 1e3)
+    return Link(tier["read_gb_s"] * 1e9, tier.get("latency_ms", 0.0) / 1e3)
 
 
 def _stated_share(options: RouteOptions) -> float:
     """The share of context tokens that a policy computes, as far as its name tells."""
-    from pictool.controller.decision import has_ratio
     from pictool.linker.grid import parse_policy
 
     policy = parse_policy(options.policy)
-    if has_ratio(policy):
-        return float(policy.params["ratio"])
+    if policy.knob is not None and policy.knob.is_share:
+        return float(policy.params[policy.knob.field])
     if "k" in policy.params:
         return min(1.0, float(policy.params["k"]) / options.tokens)
     if policy.name in ("full", "naive"):
@@ -152,19 +158,32 @@ def _stated_share(options: RouteOptions) -> float:
 
 def _measured(options: RouteOptions, settings: Settings) -> tuple[int, Costs]:
     from benchmarks.fleet_simulator.simulator import Costs
-    from pictool.controller.calibration import compute_profile
-    from pictool.controller.choice import make_estimator
-    from pictool.controller.cost import PromptSize
-    from pictool.controller.decision import has_ratio
     from pictool.controller.measuring import token_bytes
-    from pictool.controller.planning import static_share
+    from pictool.controller.profile import make_estimator
     from pictool.linker.grid import parse_policy
 
     model, policy = open_model(settings), parse_policy(options.policy)
-    estimator = make_estimator(model, policy, compute_profile(model, on_measure=note_measuring))
-    size = PromptSize(options.documents * options.tokens, 64, options.documents, token_bytes(model))
-    ratio = float(policy.params["ratio"]) if has_ratio(policy) else static_share(model, policy, size)
-    return token_bytes(model), Costs(estimator, ratio)
+    estimator = make_estimator(model, policy, on_measure=note_measuring)
+    has_ratio = policy.knob is not None and policy.knob.is_share
+    return token_bytes(model), Costs(estimator, _stated_share(options) if has_ratio else _static_share(model, options))
+
+
+def _static_share(model: Model, options: RouteOptions) -> float:
+    """The share of context rows that a policy without a ratio computes, of alike chunks after a head of one token.
+
+    Raises:
+        InputError: the share depends on what documents and prompts say.
+    """
+    from pictool.core import Layout
+    from pictool.linker.grid import parse_policy
+    from pictool.linker.policies.base import Prompt
+
+    policy, context = parse_policy(options.policy), options.documents * options.tokens
+    if policy.needs.tables or policy.needs.runs_model or policy.check_layers(model.geometry.layers):
+        raise InputError(f"--algo {options.policy}: its rows depend on what documents say; simulate a fixed share")
+    bounds = [1 + round(i * (context - 1) / options.documents) for i in range(options.documents + 1)]
+    layout = Layout.of([0], [[0] * (end - start) for start, end in itertools.pairwise(bounds)], [0])
+    return float(policy.select(Prompt(model, layout, ())).rows[:context].mean())
 
 
 def make_report(options: RouteOptions, site: Site, costs: Costs, demand: Demand, results: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ python -m benchmarks.span_queries judge --fan-out 1,24 --samples 20
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,17 +17,17 @@ from benchmarks.span_queries.options import (
     PoolOptions,
     TreeOptions,
 )
-from pictool.commands.benches.common import (
+from pictool.commands.bench import (
     BenchOptions,
     SeedOption,
     head_line,
     make_report,
     model_line,
-    numbers,
     open_subject,
     print_table,
     publish,
 )
+from pictool.commands.console.errors import UsageError
 from pictool.commands.console.progress import progress
 from pictool.commands.settings.options import DATASET, PROMPT, SALT, command, make_app, option
 from pictool.commands.settings.settings import Settings
@@ -49,6 +50,22 @@ app = make_app("Measure span queries: documents, judges, moves, pools, bulks, tr
 RepeatsOption = Annotated[int, option("--repeats", "N", "Times that each is run.", min=1)]
 QuestionsOption = Annotated[int, option("--questions", "N", "Questions that quality is measured by.", min=1)]
 _QUERY = ("device", "dtype", "store", *SALT)
+
+
+def numbers(option: str, text: str, kind: type[int] | type[float] = float) -> tuple[Any, ...]:
+    """The numbers of a list that is separated by commas.
+
+    Raises:
+        UsageError: something in it is none.
+    """
+    try:
+        values = tuple(kind(part) for part in text.split(","))
+    except ValueError as error:
+        whole = "whole numbers" if kind is int else "numbers"
+        raise UsageError(f"{option} {text!r}: must be {whole}, separated by commas") from error
+    if not all(map(math.isfinite, values)):
+        raise UsageError(f"{option} {text!r}: must be finite")
+    return values
 
 
 @command(app, "documents", *_QUERY)

@@ -18,17 +18,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pictool.bench.breakdown import BreakdownResult, PolicyBreakdown
     from pictool.bench.context import ContextResult, Curve
 
 _STYLE: Any = {
     "svg.hashsalt": "pictool", "font.family": "DejaVu Sans", "font.size": 9, "axes.spines.top": False,
     "axes.spines.right": False, "axes.grid": True, "grid.color": "#e6e6e6", "axes.axisbelow": True,
     "legend.frameon": False,
-}  # fmt: skip
-_PART_COLOURS = {
-    "load": "#9e9ac8", "scoring": "#31a354", "select": "#a1d99b", "layer 0": "#08519c", "layer 1": "#d94801",
-    "other layers": "#9ecae1", "logits": "#fed976", "other": "#bdbdbd",
 }  # fmt: skip
 DPI = 150
 
@@ -115,48 +110,3 @@ def _time(seconds: float) -> str:
 
 def _short(tokens: int) -> str:
     return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)
-
-
-def plot_breakdown(result: BreakdownResult, title: str, name: str | Path) -> None:
-    """Stacked bars of the parts of TTFT (EPIC fig. 10); checks of layers are hatched."""
-    with picture(name, 7.2, 1.4 + 0.45 * len(result.methods)) as figure:
-        axes = figure.subplots()
-        for row, method in enumerate(result.methods):
-            _draw_bar(axes, row, method)
-        axes.set_yticks(range(len(result.methods)), [picture_text(method.label) for method in result.methods])
-        axes.invert_yaxis()
-        axes.grid(axis="y", visible=False)
-        axes.set_xlabel("TTFT, milliseconds (median of each part); the share is that of layer 1 with its check")
-        axes.set_title(picture_text(title), loc="left")
-        _part_legend(figure)
-
-
-def _draw_bar(axes: Axes, row: int, method: PolicyBreakdown) -> None:
-    at = 0.0
-    for part, compute, check in bar_parts(method):
-        for seconds, hatch in ((compute, None), (check, "////")):
-            axes.barh(
-                row, seconds * 1e3, left=at, color=_PART_COLOURS[part], hatch=hatch, edgecolor="white", linewidth=0.2,
-                height=0.7,
-            )  # fmt: skip
-            at += seconds * 1e3
-    if 1 in method.checked:
-        layer_1 = method.parts.layers[1] + method.parts.checks[1]
-        axes.annotate(f"  {method.share(layer_1):.0%}", (at, row), va="center", color=_PART_COLOURS["layer 1"])
-
-
-def bar_parts(method: PolicyBreakdown) -> list[tuple[str, float, float]]:
-    """(part, seconds of computing, seconds of checking) from the left to the right of a bar."""
-    parts = method.parts
-    names = ["layer 0", "layer 1", *["other layers"] * len(parts.layers)]
-    layers = list(zip(names, parts.layers, parts.checks, strict=False))
-    first = [(name, getattr(parts, name), 0.0) for name in ("load", "scoring", "select")]
-    return [*first, *layers, ("logits", parts.logits, 0.0), ("other", parts.other, 0.0)]
-
-
-def _part_legend(figure: Figure) -> None:
-    from matplotlib.patches import Patch
-
-    handles = [Patch(color=colour, label=part) for part, colour in _PART_COLOURS.items()]
-    handles.append(Patch(facecolor="#777777", hatch="////", edgecolor="white", label="checks"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=5)

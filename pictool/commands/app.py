@@ -25,7 +25,7 @@ COMMANDS = {
     "link": "Link documents into a prompt and answer a query.",
     "query": "Run a span query: a program over model calls.",
     "estimate": "Estimate what linking would save on a log of requests.",
-    "plan": "Estimate loading and recompute by storage tier; choose ratio and tier.",
+    "plan": "Estimate loading and recompute by device: the ratio that is free, the cheapest device.",
     "inspect": "Show the contents of an object, or the steps of a link; compare two links.",
     "store": "List, check, prune and move the objects of a store.",
     "eval": "Ask a dataset's questions under several policies.",
@@ -37,7 +37,6 @@ COMMANDS = {
     "tui": "Browse objects and traces on the terminal.",
     "config": "Show each setting and where it comes from.",
     "doctor": "Check that linking works on this machine, model and device.",
-    "evidence": "Measure a model on this machine, and write a report to hand on.",
 }
 
 

@@ -46,7 +46,7 @@ from pictool.reading import exists
 
 if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
-    from pictool.controller.decision import RatioChoice
+    from pictool.controller.cost import RatioChoice
     from pictool.engines.base import Answer, Engine, Feature
     from pictool.fidelity.verify import Canary
     from pictool.linker.grid import LabelledPolicy
@@ -340,17 +340,16 @@ def check_outputs(options: LinkOptions, documents: Sequence[str]) -> None:
 
 def with_auto_ratio(model: Model, store: Store, spec: Spec) -> tuple[Spec, RatioChoice]:
     """The spec with the ratio that suits its length and the speed of the store (CacheBlend §5.1), and why."""
-    from pictool.controller.choice import auto_ratio, with_ratio
+    from pictool.controller.profile import auto_ratio, with_ratio
 
-    choice = auto_ratio(model, store, spec, on_measure=note_measuring)
-    assert choice.load_s is not None
+    choice = auto_ratio(model, store, spec, note_measuring)
     note(f"ratio {choice.ratio:g} (load {choice.load_s * 1e3:.0f} ms, prefill {choice.prefill_s * 1e3:.0f} ms)")
     return replace(spec, policy=with_ratio(spec.policy, choice.ratio)), choice
 
 
 def distrust_profile(model: Model, choice: RatioChoice, recompute_s: float) -> None:
     """Have the machine measured again if a link took far longer than full prefill, or far less than its share."""
-    from pictool.controller.calibration import MAX_DISAGREEMENT, forget_compute
+    from pictool.controller.profile import MAX_DISAGREEMENT, forget_compute
 
     least, most = choice.ratio * choice.prefill_s / MAX_DISAGREEMENT, choice.prefill_s * MAX_DISAGREEMENT
     if not least <= recompute_s <= most:

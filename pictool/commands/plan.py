@@ -1,25 +1,20 @@
-"""`pic plan`: delays and costs of a prompt by storage tier, and what follows for ratio and tier (CacheBlend §5.1)."""
+"""`pic plan`: delays of a prompt by device, the ratio that is free on each, the cheapest device (CacheBlend §5.1)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Optional
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.console.errors import UsageError, of_command_line
+from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import print_json
 from pictool.commands.linking.request import (
-    AUTO,
     RequestOptions,
     check_documents,
     check_keys,
     make_spec,
     note_measuring,
-    parse_fields,
     with_stdin,
 )
-from pictool.commands.planning.report import PlanReport, print_report, report_json
-from pictool.commands.planning.tiers import read_tiers
 from pictool.commands.settings.options import (
     POLICY,
     SALT,
@@ -33,7 +28,6 @@ from pictool.commands.settings.options import (
 )
 from pictool.commands.settings.resources import open_model, open_store
 from pictool.commands.settings.settings import Settings
-from pictool.controller.decision import STORE_TIER, TierEntry, has_ratio, make_plan
 
 if TYPE_CHECKING:
     from pictool.controller.cost import PromptSize
@@ -44,6 +38,7 @@ if TYPE_CHECKING:
 DEFAULT_ALGO = "cacheblend"
 DEFAULT_QUERY = "What do these documents say?"  # some tail has to be computed
 DEFAULT_CHUNK_TOKENS = 512  # of --tokens
+STORE = "store"  # the device on which the store lives
 
 app = make_app()
 
@@ -55,22 +50,19 @@ class PlanOptions:
     documents: Annotated[list[str], argument("DOCUMENT", "Text files (- is stdin), .kvo objects or keys.")] = field(
         default_factory=list
     )
-    query: Annotated[Optional[str], option("-q, --query", "TEXT", "The question; - is stdin.")] = None
+    query: Annotated[str, option("-q, --query", "TEXT", "The question; - is stdin.")] = DEFAULT_QUERY
     tokens: Annotated[
         Optional[int], option("--tokens", "N", "Plan for a context of N tokens, without documents.", min=1)
     ] = None
-    tiers: Annotated[
-        Optional[str], option("--tiers", "FILE", "Read the storage tiers from a YAML file (examples).")
-    ] = None
-    check: Annotated[bool, option("--check", None, "Also link, and print measured times next to the estimates.")] = (
-        False
-    )
+    read_gb_s: Annotated[
+        str, option("--read-gb-s", "LIST", "Read rates of devices to compare, in GB/s, the cheapest device first.")
+    ] = "0.5,1,5,100"
     measure: Annotated[bool, option("--measure", None, "Measure this machine again.")] = False
-    algo: Annotated[
-        Optional[str], option("--algo", "NAME", "A policy with a ratio. A wrong name lists all.", POLICY)
-    ] = None
+    algo: Annotated[str, option("--algo", "NAME", "A policy with a ratio. A wrong name lists all.", POLICY)] = (
+        DEFAULT_ALGO
+    )
     ratio: Annotated[
-        Optional[float], option("--ratio", "SHARE", "Find a tier for this share of rows (0.15).", POLICY)
+        Optional[float], option("--ratio", "SHARE", "Find a device for this share of rows (the policy's own).", POLICY)
     ] = None
     params: FieldsOption = field(default_factory=list)
     chunk_tokens: ChunkOption = None
@@ -78,94 +70,115 @@ class PlanOptions:
 
     @property
     def request(self) -> RequestOptions:
-        """What would be linked; of a policy that has a ratio, without one, with one that is to be found."""
+        """What would be linked."""
+        ratio = None if self.ratio is None else repr(self.ratio)
         return RequestOptions(
-            documents=self.documents,
-            query=DEFAULT_QUERY if self.query is None else self.query,
-            algos=[self.algo or DEFAULT_ALGO],
-            ratio=AUTO if self.finds_ratio else _text(self.ratio),
-            params=self.params,
+            documents=self.documents, query=self.query, algos=[self.algo], ratio=ratio, params=self.params,
             chunk_tokens=self.chunk_tokens,
-        )
+        )  # fmt: skip
 
     @property
-    def finds_ratio(self) -> bool:
-        """Whether the ratio has to be found: the policy has one, and no option sets it."""
-        from pictool.linker.grid import parse_policy
-
-        if self.ratio is not None or "ratio" in parse_fields(self.params):
-            return False
-        with of_command_line():
-            return has_ratio(parse_policy(self.algo or DEFAULT_ALGO))
-
-
-def _text(ratio: float | None) -> str | None:
-    return None if ratio is None else repr(ratio)
+    def rates(self) -> dict[str, float]:
+        """Bytes per second of each device, by its name. Raises UsageError."""
+        try:
+            rates = {f"{float(text):g} GB/s": float(text) * 1e9 for text in self.read_gb_s.split(",")}
+        except ValueError as error:
+            raise UsageError(f"--read-gb-s {self.read_gb_s}: must be numbers, separated by commas") from error
+        if not all(0 < rate < float("inf") for rate in rates.values()):
+            raise UsageError(f"--read-gb-s {self.read_gb_s}: each must be above 0")
+        return rates
 
 
 @command(app, "plan", "model", "device", "dtype", "store", *SALT, "codec")
 def run_plan(options: PlanOptions, settings: Settings) -> None:
-    """Estimate loading and recompute by storage tier; choose ratio and tier.
+    """Estimate loading and recompute by device: which ratio is free, which device is cheapest.
 
     \b
-      pic plan a.txt b.txt -q "Who?" --check
-      pic plan --tokens 32768 --tiers tiers.yaml
+      pic plan a.txt b.txt -q "Who?"
+      pic plan --tokens 32768 --read-gb-s 0.5,7
     """
-    check_options(options)
-    tiers = read_tiers(options.tiers)
+    if (options.tokens is None) == (not options.documents):
+        raise UsageError("documents or --tokens: name one of the two")
+    rates = options.rates
     spec = with_stdin(make_spec(options.request, settings))
+    knob = spec.policy.knob
+    if knob is None or not knob.is_share:
+        raise UsageError(
+            f"--algo {spec.policy.name}: has no ratio to plan; name {DEFAULT_ALGO} or another that has one"
+        )
     check_documents(options.documents)
     store = open_store(settings)
     check_keys(store, spec.documents, settings.salt)
-    report = make_report(options, open_model(settings), store, spec, tiers)
+    report = make_report(options, rates, open_model(settings), store, spec)
     if options.as_json:
-        print_json(report_json(report))
+        print_json(report)
     else:
         print_report(report)
 
 
 def make_report(
-    options: PlanOptions, model: Model, store: Store, spec: Spec, tiers: Sequence[TierEntry]
-) -> PlanReport:  # fmt: skip
-    """Measure, where that is still to be done; plan, and with --check compare with a link."""
-    from pictool.controller.choice import make_estimator, with_ratio
-    from pictool.controller.planning import measure_evenly, measure_tiers, run_check, static_share
+    options: PlanOptions, rates: dict[str, float], model: Model, store: Store, spec: Spec
+) -> dict[str, Any]:  # fmt: skip
+    """Measure, where that is still to be done, and plan; what `--json` prints."""
+    from pictool.controller.profile import load_profile, make_estimator
 
-    size = plan_size(model, store, spec, options)
-    knob = spec.policy.knob
-    ratio = spec.policy.params[knob.field] if knob and knob.is_share else static_share(model, spec.policy, size)
-    measured = measure_evenly(model, options.measure, note_measuring)
-    estimator = make_estimator(model, spec.policy, measured)
-    plan = make_plan(estimator, size, measure_tiers(model, store, tiers, options.measure, note_measuring), ratio)
-    check = None
-    if options.check:
-        if options.finds_ratio:
-            ratio = plan.of_tier(STORE_TIER).choice.ratio
-            spec = replace(spec, policy=with_ratio(spec.policy, ratio))
-        check = run_check(model, store, spec, estimator, plan, ratio)
-    return PlanReport(model, spec.policy, estimator, measured, plan, check)
+    policy, size = spec.policy, plan_size(model, store, spec, options.tokens)
+    assert policy.knob is not None
+    ratio = float(policy.params[policy.knob.field])
+    estimator = make_estimator(model, policy, options.measure, note_measuring)
+    profile = load_profile(model, store, spec.codec, options.measure, note_measuring)
+    recompute_s = estimator.recompute_s(ratio, size)
+    speeds = {STORE: profile.device} | {name: profile.at(rate) for name, rate in rates.items()}
+    devices: list[dict[str, Any]] = []
+    for name, speed in speeds.items():
+        choice = estimator.choose_ratio(size, speed)
+        times = {"load_s": choice.load_s, "ttft_s": max(choice.load_s, recompute_s)}
+        devices.append({"name": name, **times, "is_hidden": choice.load_s <= recompute_s, "ratio": choice.ratio})
+    cheapest = next((device["name"] for device in devices[1:] if device["is_hidden"]), None)
+    return {
+        "model": model.name, "algo": policy.name, "ratio": ratio,
+        "tokens": {"context": size.context, "tail": size.tail}, "objects": size.objects,
+        "bytes": round(profile.stored * size.context * size.token_bytes),
+        "prefill_s": estimator.prefill_s(size.context + size.tail), "recompute_s": recompute_s,
+        "devices": devices,
+        "choice": {"ratio": devices[0]["ratio"], "device": cheapest},
+    }  # fmt: skip
 
 
-def plan_size(model: Model, store: Store, spec: Spec, options: PlanOptions) -> PromptSize:
-    """The size of the prompt that is planned: of the documents, or of --tokens.
+def plan_size(model: Model, store: Store, spec: Spec, tokens: int | None) -> PromptSize:
+    """The size of the prompt that is planned: of the documents, or of so many tokens.
 
     Raises:
         PicError: an unusable document, or a prompt that is too long for the model.
     """
-    from pictool.controller.planning import size_of_length
-    from pictool.controller.prompt_size import measure_size
+    from pictool.controller.cost import PromptSize
+    from pictool.controller.measuring import token_bytes
+    from pictool.controller.profile import measure_size, require_room
 
-    if options.tokens is None:
-        return measure_size(model, store, spec, again=options.measure, on_measure=note_measuring)
-    chunk_tokens = options.chunk_tokens or DEFAULT_CHUNK_TOKENS
-    return size_of_length(model, spec, options.tokens, chunk_tokens, options.measure, note_measuring)
+    if tokens is None:
+        return measure_size(model, store, spec)
+    objects = -(-tokens // (spec.chunk_tokens or DEFAULT_CHUNK_TOKENS))
+    tail = len(model.encode(spec.frame(model).tail))
+    return require_room(model, PromptSize(tokens, tail, objects, token_bytes(model)))
 
 
-def check_options(options: PlanOptions) -> None:
-    """Refuse what makes no sense together."""
-    if options.tokens is not None and options.documents:
-        raise UsageError("--tokens: plans without documents; leave one of them out")
-    if options.tokens is not None and options.check:
-        raise UsageError("--check: needs documents; name some instead of --tokens")
-    if options.tokens is None and not options.documents:
-        raise UsageError("nothing to plan for; name documents, or a length of context with --tokens")
+def print_report(report: dict[str, Any]) -> None:
+    from pictool.commands.console.terminal import LabelledTable, open_screen
+
+    tokens, choice = report["tokens"], report["choice"]
+    print(
+        f"{tokens['context']} tokens of context in {report['objects']} objects ({report['bytes'] / 1e6:.1f} MB), "
+        f"{tokens['tail']} of the query; {report['model']} computes them in {_ms(report['prefill_s'])}"
+    )
+    table = LabelledTable(["device", "load", "recompute", "TTFT", "free ratio"])
+    for device in report["devices"]:
+        times = (device["load_s"], report["recompute_s"], device["ttft_s"])
+        table.add_row(device["name"], *map(_ms, times), f"{device['ratio']:g}")
+    open_screen().print(table)
+    print(f"ratio   {choice['ratio']:g} of {report['algo']} for the store's device, as --ratio auto takes it")
+    cheapest = f"{choice['device']} is the cheapest whose loading" if choice["device"] else "no loading from these"
+    print(f"device  {cheapest} is hidden by recompute at ratio {report['ratio']:g}")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms"

@@ -52,6 +52,11 @@ REMOVED: dict[str, str] = {
     "estimate --shape": "use -m, which sizes KV by that model",
     "estimate --tflops": "use pic plan, which measures this machine",
     "estimate --read-gb-s": "use pic plan, which measures this machine",
+    "evidence": "use doctor, bench, tune and eval, or python -m benchmarks.evidence of a checkout",
+    "plan --tiers": "name the read rates of your devices with --read-gb-s, the cheapest device first",
+    "plan --check": "compare with pic link --ratio auto --json",
+    "bench breakdown": "use python -m benchmarks.breakdown of a checkout",
+    "bench storage": "use python -m benchmarks.storage of a checkout",
 }
 
 

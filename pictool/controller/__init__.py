@@ -1,1 +1,1 @@
-"""The loading controller (CacheBlend §5.1): measuring, kept profiles, cost model, choice."""
+"""The loading controller (CacheBlend §5.1): measured and kept speeds, delays, the ratio that is free."""

@@ -7,22 +7,21 @@ import shutil
 import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from packaging.requirements import Requirement
 
-from pictool.bench.disk_io import read_direct, read_file, write_file
 from pictool.bench.roofline import measure_rates
-from pictool.controller.calibration import nearest_directory
 from pictool.controller.measuring import drop_page_cache
 from pictool.doctor.verdict import Verdict, VerdictStatus, guarded
 from pictool.engines.vllm.versions import INSTALL, VERSIONS, is_supported
 from pictool.runtime import device as devices
 from pictool.runtime.machine import machine
 from pictool.runtime.products import onednn_gain, onednn_wins
-from pictool.store.scratch import scratch_directory
+from pictool.store.scratch import nearest_directory, scratch_directory
 from pictool.store.store import Store
 
 SECTION = "machine"
@@ -124,29 +123,28 @@ def _disk(store: Store) -> Verdict:
         text = f"{directory}: {_gb(free)} free, too few to measure; name another disk with --store"
         return Verdict(SECTION, "disk", VerdictStatus.FAILED, text)
     with scratch_directory(directory) as inside:
-        seconds = _disk_seconds(inside / "measured")
-    rates = {name: _FILE_BYTES / took for name, took in seconds.items() if took is not None}
+        rates = {name: _FILE_BYTES / took for name, took in _disk_seconds(inside / "measured").items()}
     listed = ", ".join(f"{name} {_gb(rate)}/s" for name, rate in rates.items())
     text = f"{directory}: {_gb(free)} free; {listed}"
     values = {f"{name.replace(' ', '_')}_bytes_s": rate for name, rate in rates.items()}
     return Verdict(SECTION, "disk", VerdictStatus.OK, text, {"free_bytes": free, **values})
 
 
-def _disk_seconds(path: Path) -> dict[str, float | None]:
-    data = bytearray(os.urandom(1 << 20) * (_FILE_BYTES >> 20))
-    buffer = memoryview(bytearray(8 << 20))
-    started = time.perf_counter()
-    write_file(path, data)
-    written = time.perf_counter()
+def _disk_seconds(path: Path) -> dict[str, float]:
+    """Seconds to write a file, to read it from its device, as far as the system forgets it, and to read it again."""
+    data, times = memoryview(bytearray(os.urandom(1 << 20) * (_FILE_BYTES >> 20))), [time.perf_counter()]
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    times.append(time.perf_counter())
     drop_page_cache([path])
-    cold = time.perf_counter()
-    is_direct = read_direct(path) is not None
-    read = time.perf_counter()
-    read_file(path, buffer)
-    warm = time.perf_counter()
-    read_file(path, buffer)
-    ended = time.perf_counter()
-    return {"write": written - started, "read": read - cold if is_direct else None, "read again": ended - warm}
+    for _ in range(2):
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(data):
+                pass
+        times.append(time.perf_counter())
+    return dict(zip(("write", "read", "read again"), (end - start for start, end in pairwise(times)), strict=True))
 
 
 def _packages() -> Iterator[Verdict]:

@@ -89,12 +89,6 @@ def onednn_gain() -> float | None:
     return gain_of("linear", measure_products) if has_onednn() else None
 
 
-@cache
-def bfloat16_gain() -> float:
-    """How many times as fast as in float32 a linear layer is in bfloat16 here."""
-    return gain_of("bfloat16", measure_bfloat16)
-
-
 def gain_of(what: str, measure: Callable[[], tuple[float, float]]) -> float:
     """How many times as fast another way is at something: measured once per CPU and version of torch, then known.
 
@@ -134,13 +128,6 @@ def measure_products() -> tuple[float, float]:
 
 
 @torch.inference_mode()
-def measure_bfloat16() -> tuple[float, float]:
-    """The best seconds of one product in float32, as models' layers have it, and in bfloat16."""
-    weight, rows = torch.randn(_PROBE_SIZE, _PROBE_SIZE), torch.randn(1, _PROBE_ROWS, _PROBE_SIZE)
-    multiply, narrow = onednn_linear if onednn_wins() else linear, (rows.bfloat16(), weight.bfloat16())
-    return best_seconds(lambda: multiply(rows, weight), lambda: linear(*narrow))
-
-
 def best_seconds(first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:
     """The best seconds of either, of runs in turn."""
     ways, best = (first, second), [inf, inf]

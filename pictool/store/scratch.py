@@ -15,6 +15,11 @@ _PREFIX = ".pic-scratch-"
 _NAME = re.compile(re.escape(_PREFIX) + "[a-z0-9_]{8}")  # as `mkdtemp` makes it
 
 
+def nearest_directory(path: Path) -> Path:
+    """The directory itself, or the first of its parents that exists."""
+    return next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())
+
+
 @contextmanager
 def memory_directory() -> Iterator[Path]:
     """A new directory in memory, where the system has such, for what cannot be written elsewhere; removed at the end.

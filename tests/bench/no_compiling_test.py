@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pictool.bench.breakdown import bench_breakdown
 from pictool.bench.context import bench_context
 from pictool.bench.options import ContextOptions, PromptOptions
 from pictool.bench.prompts import with_speculative
@@ -41,7 +40,3 @@ def test_sync(model: Model, rates: Rates, policies: list[LabelledPolicy], tmp_pa
 
 def test_context(model: Model, rates: Rates, policies: list[LabelledPolicy], tmp_path: Path) -> None:
     bench_context(model, policies, LENGTHS, tmp_path)
-
-
-def test_breakdown(model: Model, policies: list[LabelledPolicy], tmp_path: Path) -> None:
-    bench_breakdown(model, policies, PROMPT, tmp_path)

@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pictool.bench.breakdown import BreakdownResult, Parts, PolicyBreakdown
 from pictool.bench.context import TRANSFORMERS_STYLE, ContextResult, Curve, CurvePoint
 from pictool.bench.plot import (
-    bar_parts,
     line_colours,
     picture,
     picture_paths,
-    plot_breakdown,
     plot_context,
 )
 from pictool.bench.repeats import MedianRange
@@ -40,14 +37,6 @@ CONTEXT = ContextResult(
     (1024, 2048, 4096), Rates(1.0, 1.0),
     (curve("full", [1, 4, 16]), curve("naive", [0.1], 2048), curve("transformers", [], 1024)),
 )  # fmt: skip
-PARTS = Parts(1.0, 0.5, 0.25, (1, 2, 3), (0, 1, 0.5), 0.1, 0.2)
-BREAKDOWN = BreakdownResult(
-    128,
-    (
-        PolicyBreakdown("cacheblend-15", {}, (1, 2), MedianRange(9, 8, 10), PARTS, (PARTS,)),
-        PolicyBreakdown("full", {}, (), MedianRange(9, 8, 10), Parts(0, 0, 0, (1,), (0,), 0, 0), ()),
-    ),
-)
 
 
 @pytest.mark.parametrize("name", ["out.svg", "out.png", "out"])
@@ -59,26 +48,14 @@ def test_both_kinds_are_written_and_are_what_they_say(name: str) -> None:
 def test_the_same_numbers_give_the_same_bytes() -> None:
     for name in ("a", "b"):
         plot_context(CONTEXT, "t", f"context-{name}")
-        plot_breakdown(BREAKDOWN, "t", f"breakdown-{name}")
-    for name in ("context", "breakdown"):
-        for suffix in ("svg", "png"):
-            assert Path(f"{name}-a.{suffix}").read_bytes() == Path(f"{name}-b.{suffix}").read_bytes()
+    for suffix in ("svg", "png"):
+        assert Path(f"context-a.{suffix}").read_bytes() == Path(f"context-b.{suffix}").read_bytes()
 
 
 def test_exponents_and_labels_stand_in_the_picture() -> None:
     plot_context(CONTEXT, "a title", "out.svg")
     text = Path("out.svg").read_text()
     assert all(f"<!-- {shown} -->" in text for shown in ("a title", "full", "2.00 ± 0.00; 2.00", "4k"))
-    plot_breakdown(BREAKDOWN, "a title", "out.svg")
-    assert "<!--   31% -->" in Path("out.svg").read_text()  # layer 1: (2 + 1) of 9.55
-
-
-def test_a_bar_is_all_parts_in_order() -> None:
-    bars = bar_parts(BREAKDOWN.methods[0])
-    assert [bar[0] for bar in bars] == [
-        "load", "scoring", "select", "layer 0", "layer 1", "other layers", "logits", "other",
-    ]  # fmt: skip
-    assert sum(compute + check for _, compute, check in bars) == pytest.approx(PARTS.ttft)
 
 
 def test_nothing_is_written_after_an_error() -> None:
@@ -121,6 +98,3 @@ def test_another_kind_of_picture_is_refused() -> None:
     assert picture_paths("a/b.png") == (Path("a/b.svg"), Path("a/b.png"))
     with pytest.raises(InputError, match=r"--plot x.pdf: must end in .svg or .png"):
         picture_paths("x.pdf")
-
-
-# Many users

@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pictool.bench.breakdown import bench_breakdown
 from pictool.bench.context import bench_context
 from pictool.bench.options import ContextOptions, PromptOptions
 from pictool.bench.roofline import Rates
-from pictool.bench.storage import ObjectSize, bench_storage
 from pictool.bench.sync import bench_sync
-from pictool.core import Geometry
 from pictool.linker.grid import parse_grid
 from pictool.runtime.model import Model
 
@@ -20,7 +17,6 @@ PROMPT = PromptOptions(chunks=2, chunk_tokens=9, tail_tokens=4, new_tokens=1, re
 MEASUREMENT = (
     "ttft_s rows bytes_read flops decode_tokens_per_s peak_bytes tokens load_s select_s recompute_s fetch_s".split()
 )
-PARTS = "load scoring select layers checks logits other".split()
 
 
 def keys(*values: dict[str, Any]) -> list[list[str]]:
@@ -53,29 +49,3 @@ def test_context(model: Model, rates: Rates, tmp_path: Path) -> None:
         ["ttft", "long_ttft", "recompute"],
         ["exponent", "error"],
     ]
-
-
-def test_breakdown(model: Model, tmp_path: Path) -> None:
-    report = bench_breakdown(model, POLICIES, PROMPT, tmp_path).report()
-    method = report["methods"][0]
-    assert keys(report, method, method["parts"], method["samples"][0]) == [
-        ["prompt_tokens", "methods"],
-        ["label", "params", "checked", "ttft", "parts", "samples"],
-        PARTS,
-        PARTS,
-    ]
-
-
-def test_storage() -> None:
-    (result,) = bench_storage([ObjectSize(5, 1, Geometry(2, 2, 8))], repeats=1, memory_bytes=1 << 16)
-    report = result.report()
-    write, names = report["operations"]["write"], [name for name in report["raw_s"] if name != "disk_direct"]
-    assert keys(report, report["geometry"], report["operations"], write) == [
-        ["tokens", "objects", "geometry", "dtype", "kv_bytes", "file_bytes", "is_cold", "operations", "median_gb_s",
-         "raw_s"],
-        ["layers", "kv_heads", "head_dim"],
-        ["write", "read_cold", "read_warm", "verify"],
-        ["gb_s", "gb_s_range", "own", "own_gb_s", "of_own", "expected_gb_s", "of_expected"],
-    ]  # fmt: skip
-    assert names == ["write", "disk_write", "read_cold", "disk_cold", "read_warm", "copy", "verify", "checksum"]
-    assert list(report["median_gb_s"]) == list(report["raw_s"])

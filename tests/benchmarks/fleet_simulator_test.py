@@ -28,11 +28,11 @@ from benchmarks.fleet_simulator.simulator import (
     routing_for,
     size_fleet,
 )
-from pictool.controller.cost import Estimator, layer_work
+from pictool.controller.cost import Estimator
 from pictool.errors import InputError
 from pictool.routing import Routing
 
-COSTS = Costs(Estimator(1e-5, 1e-3, 0.0, 0.0, layer_work(2)), 0.1)
+COSTS = Costs(Estimator(1e-5, 1e-3, 0.0), 0.1)
 SITE = Site(8, 2e8, Link(5e9, 1e-4), Link(5e8, 0.03), 1000)
 DEMAND = Demand(rate=40, requests=3000, objects=4000, documents=3, topic=8, drift_s=10, hot_s=5)
 

@@ -1,4 +1,4 @@
-"""`pic bench sync`, `context`, `breakdown`: what is printed and written; mistakes are told before anything runs."""
+"""`pic bench sync`, `context`: what is printed and written; mistakes are told before anything runs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from pictool.bench import context, sync
 from pictool.bench.options import ContextOptions, PromptOptions
 from pictool.bench.roofline import Rates
 from pictool.commands import bench
-from pictool.commands.bench import run_breakdown, run_context, run_sync
-from pictool.commands.benches.common import BenchOptions, open_subject
+from pictool.commands.bench import BenchOptions, open_subject, run_context, run_sync
 from pictool.commands.console.errors import UsageError
 from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError
 
 PROMPT = PromptOptions(chunks=2, chunk_tokens=20, tail_tokens=6, new_tokens=2, repeats=1)
 LENGTHS = ContextOptions(start=32, stop=64, chunk_tokens=16, tail_tokens=6, repeats=1)
-RUNS: list[Any] = [(run_sync, PROMPT), (run_context, LENGTHS), (run_breakdown, PROMPT)]
-NAMES = ["sync", "context", "breakdown"]
+RUNS: list[Any] = [(run_sync, PROMPT), (run_context, LENGTHS)]
+NAMES = ["sync", "context"]
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +61,7 @@ def test_the_table_has_a_line_for_each_policy(run: Any, options: Any, capsys: py
     run(tiny(), options, on_cpu())
     out = capsys.readouterr().out
     assert "random tiny (float32) on " in out and "…" not in out
-    for label in ("naive", "speccache-25", *(("full", "transformers") if run is not run_breakdown else ())):
+    for label in ("naive", "speccache-25", "full", "transformers"):
         assert any(line.strip().startswith(f"{label} ") for line in out.splitlines())
 
 
@@ -94,8 +93,8 @@ def test_interrupted_it_removes_its_objects(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_defaults_measure_the_usual_policies() -> None:
-    with open_subject(BenchOptions(), Settings(), "tiny", bench.BREAKDOWN_ALGOS, 0) as subject:
-        assert [policy.label for policy in subject.policies] == list(bench.BREAKDOWN_ALGOS)
+    with open_subject(BenchOptions(), Settings(), "tiny", bench.SYNC_ALGOS, 0) as subject:
+        assert [policy.label for policy in subject.policies] == list(bench.SYNC_ALGOS)
         assert subject.model.name == "random tiny"
 
 
@@ -143,7 +142,7 @@ def test_threads_are_set(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
     before = torch.get_num_threads()
     try:
-        run_breakdown(tiny(algo=["naive"], threads=before + 1, as_json=True), PROMPT, on_cpu())
+        run_sync(tiny(algo=["naive"], threads=before + 1, as_json=True), PROMPT, on_cpu())
     finally:
         torch.set_num_threads(before)
     assert json.loads(capsys.readouterr().out)["machine"]["threads"] == before + 1

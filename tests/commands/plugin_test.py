@@ -45,10 +45,9 @@ import json, sys
 from commands.run import pic
 from pictool.bench import context, sync
 from pictool.bench.roofline import Rates
-from pictool.controller import calibration, measuring
+from pictool.controller import measuring
 
 measuring._PREFILL_TOKENS, measuring._LOADS = (64, 128), ((1, 64), (4, 8))  # measured in no time
-calibration.MAX_SCATTER = 1e9  # however busy this machine is
 sync.measure_rates = context.measure_rates = lambda *_: Rates(1e9, 1e12)
 print(json.dumps({name: vars(pic(*arguments)) for name, arguments in json.load(sys.stdin).items()}))
 """
@@ -97,7 +96,6 @@ def ran(packages: str, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
                  "--jobs", 1, "--json"),
         "sync": ("bench", "sync", *bench, "--chunks", 2, "--new-tokens", 1),
         "context": ("bench", "context", *bench, "--from", 16, "--to", 16),
-        "breakdown": ("bench", "breakdown", *bench, "--chunks", 2),
         "wrong name": (*link, "--algo", "strange"),
     }  # fmt: skip
     done = subprocess.run(
@@ -121,9 +119,9 @@ def test_its_traces_are_read(ran: Ran) -> None:
 
 
 def test_it_is_planned_evaluated_and_measured(ran: Ran) -> None:
-    assert (ran.json("plan")["algo"], ran.json("plan")["ratio"]) == ("strided", 0.15)
+    assert (ran.json("plan")["algo"], ran.json("plan")["ratio"]) == ("strided", 0.25)
     assert [line["label"] for line in ran.json("eval")["lines"]] == ["full", "strided-50", "strided-100"]
-    for name, key in (("sync", "methods"), ("context", "curves"), ("breakdown", "methods")):
+    for name, key in (("sync", "methods"), ("context", "curves")):
         assert "strided-50" in [entry["label"] for entry in ran.json(name)["results"][key]], name
 
 

@@ -42,7 +42,7 @@ query q.json --bulk --plot a.svg
 plan none.txt
 plan abc0
 plan a.txt --algo none
-plan a.txt --tiers none.yaml
+plan a.txt --read-gb-s none
 plan a.txt -m ./none
 inspect none
 inspect a.txt
@@ -71,8 +71,6 @@ ask a.txt -q why --algo none
 ask a.txt -q why -m ./none
 mcp none
 mcp a.txt -m ./none
-evidence none.txt
-evidence --minutes 0
 estimate
 estimate none
 sync
@@ -94,8 +92,7 @@ bench sync --shape none
 bench sync --algo none
 bench sync -m ./none
 bench context --from 9 --to 3
-bench breakdown --plot a.gif
-bench storage --mb none
+bench context --plot a.gif
 serve --algo none
 serve --allow none
 serve --check none

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from commands.run import pic, write
-from pictool.commands.benches.common import BenchOptions, command_line, open_bench_model
+from pictool.commands.bench import BenchOptions, command_line, open_bench_model
 from pictool.commands.settings.salt import is_weak, most_bits
 from pictool.commands.settings.settings import Settings, read_settings
 from pictool.commands.tui_process.worker import TuiWorker
@@ -208,7 +208,7 @@ def test_benches_have_the_salt_and_do_not_keep_it(model: Path, monkeypatch: pyte
 
 def test_every_command_with_a_model_takes_a_salt() -> None:
     commands = ("compile", "link", "plan", "inspect", "eval", "tui", *(f"bench {name}" for name in (
-        "sync", "context", "breakdown",
+        "sync", "context",
     )))  # fmt: skip
     for command in commands:
         assert pic(*command.split(), "--help").out.count("--salt") == 2, command

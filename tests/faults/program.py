@@ -10,7 +10,6 @@ import atexit
 import faulthandler
 import gc
 import importlib
-import math
 import os
 import pkgutil
 import signal
@@ -78,9 +77,7 @@ def warm_up_slow() -> None:
     for module in ("scipy.stats", "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.font_manager"):
         importlib.import_module(module)
     from pictool.bench import roofline, sync
-    from pictool.controller import calibration
 
-    calibration.MAX_SCATTER = math.inf  # `pic plan` refuses a busy machine
     sync.measure_rates = lambda *_: roofline.Rates(1e9, 1e12)  # type: ignore[attr-defined]  # it takes long, and no file
     gc.freeze()
 

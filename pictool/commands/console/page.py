@@ -22,24 +22,8 @@ _STYLE = """
 :root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem }
 pre { font: 13px ui-monospace, monospace; overflow-x: auto }
-table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums }
-th, td { padding: .15rem .8rem .15rem 0; border-bottom: 1px solid #8888; text-align: left; vertical-align: top }
 img { max-width: 100%; background: #fff }
-.failed { color: #c0392b; font-weight: bold } .partial, .left { color: #9a7b1d }
 """
-
-
-def make_page(title: str, body: str) -> str:
-    """A page of a title and HTML."""
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n<h1>{escape(title)}</h1>{body}\n</body></html>\n'
-    )
-
-
-def picture_html(svg: bytes) -> str:
-    """A picture as a part of the page."""
-    return f'<img alt="" src="data:image/svg+xml;base64,{b64encode(svg).decode()}">'
 
 
 @dataclass
@@ -61,11 +45,15 @@ def write_page(path: Path, title: str) -> Iterator[Page]:
     printed = io.StringIO()
     page = Page(Screen(file=printed, width=_COLUMNS, highlight=False, markup=False, emoji=False))
     yield page
-    data = f'<pre id="data">{escape(json.dumps(page.data, indent=1))}</pre>'
-    text = make_page(
-        title,
-        f"<pre>{escape(printed.getvalue())}</pre>{''.join(map(picture_html, page.pictures))}"
-        f"<details><summary>All numbers, as JSON</summary>{data}</details>",
+    pictures = "".join(
+        f'<img alt="" src="data:image/svg+xml;base64,{b64encode(svg).decode()}">' for svg in page.pictures
     )
+    data = f'<pre id="data">{escape(json.dumps(page.data, indent=1))}</pre>'
+    text = f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style></head><body>
+<h1>{escape(title)}</h1><pre>{escape(printed.getvalue())}</pre>{pictures}
+<details><summary>All numbers, as JSON</summary>{data}</details>
+</body></html>
+"""
     with atomic_write(path) as file:
         file.write(text.encode())

@@ -160,7 +160,7 @@ def read_stdin() -> str:
 
 
 def _make_policy(options: RequestOptions, settings: Settings) -> Policy:
-    from pictool.controller.decision import MIN_RATIO
+    from pictool.controller.cost import MIN_RATIO
     from pictool.linker.grid import policy_with_options
     from pictool.linker.policies import DEFAULT
 

@@ -12,13 +12,12 @@ from pathlib import Path
 
 from commands.run import pic, write
 
-import pictool.controller.calibration as calibration
+import pictool.controller.profile as profile
 from hostile.judge import Case, Check, Outcome, Step, fine
 from hostile.scene import Scene, inside
 from hostile.surfaces.base import Surface, put_something_else
 from hostile.surfaces.objects import check_json, healing
 from hostile.values import dumps, mutate_bytes, mutate_tree, text, value
-from pictool.controller.measuring import Measured
 from pictool.store.directory import MARK
 from pictool.store.leases import LeasedObject, Leases
 
@@ -49,8 +48,8 @@ TABLES = {  # of each database: its table, and that one's columns
     "compiled": ("compiled", "name", "objects", "used"),
     "leases": ("leases", "id", "tenant", "created", "expires", "body"),
 }
-PROFILES = {"compute": [[62.0, 2.0, 1.0, 0.064], [510.0, 2.0, 1.0, 0.512], [510.0, 2.0, 64.0, 0.066]],
-            "loads": [[2e6, 1.0, 0.3, 0.03, 0.1, 0.01], [2e6, 2.0, 0.4, 0.06, 0.1, 0.02]]}  # fmt: skip
+PROFILES = {"compute": [[62.0, 2.0, 1.0, 0.064], [510.0, 2.0, 1.0, 0.512], [510.0, 2.0, 0.125, 0.066]],
+            "loads": [[2e6, 1.0, 2e6, 0.3, 0.1], [2e6, 2.0, 2e6, 0.4, 0.1]]}  # fmt: skip
 
 
 def hostile_rows(path: Path, draw: random.Random) -> str:
@@ -113,8 +112,8 @@ class Databases(Surface):
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
         # Times are none of this surface's.
-        calibration.measure_compute = lambda *_: Measured(PROFILES["compute"])  # type: ignore[attr-defined]
-        calibration.measure_loads = lambda *_: Measured(PROFILES["loads"])  # type: ignore[attr-defined]
+        profile.measure_compute = lambda *_: PROFILES["compute"]  # type: ignore[attr-defined]
+        profile.measure_loads = lambda *_: PROFILES["loads"]  # type: ignore[attr-defined]
         with inside(scene.root / "side"):
             scene.write_texts()
             scene.write_store("none")

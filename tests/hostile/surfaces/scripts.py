@@ -29,10 +29,6 @@ SETTINGS = {
     "salt": "s3cret-and-long-enough",
     "remote": "far",
 }
-TIERS = [
-    {"name": "store", "price_gb_month": 0.1},
-    {"name": "ram", "price_gb_month": 2.0, "read_gb_s": 20.0, "latency_ms": 0.01},
-]
 RECORDS = [
     {"query": "Who?", "documents": ["a.txt", "b.txt"], "answers": ["nobody"], "id": 1},
     {"query": "Why?", "documents": ["b.txt"], "answers": ["x", "y"]},
@@ -200,7 +196,6 @@ class Scripts(Surface):
         makers: tuple[Callable[[random.Random], tuple[str, tuple[object, ...]]], ...] = (
             self._settings,
             self._settings,
-            self._tiers,
             self._document,
             self._dataset,
             self._results,
@@ -222,12 +217,6 @@ class Scripts(Surface):
             ("link", "a.txt", "-q", QUERY, "-m", self.scene.model, "--max-new-tokens", 2), ("store", "push", "all"),
         )  # fmt: skip
         return f"pic.yaml: {what}", draw.choice(commands)
-
-    def _tiers(self, draw: random.Random) -> tuple[str, tuple[object, ...]]:
-        data, what = as_yaml({"tiers": TIERS}, draw)
-        write("t.yaml", data)
-        more = ("--json",) if draw.random() < 0.5 else ()
-        return f"t.yaml: {what}", ("plan", "a.txt", "--tiers", "t.yaml", "-m", self.scene.model, "--store", "st", *more)
 
     def _document(self, draw: random.Random) -> tuple[str, tuple[object, ...]]:
         data, what = (

@@ -1,12 +1,16 @@
 """The parts of TTFT (EPIC fig. 10): waiting for KV, selecting rows, every layer and its checks, logits.
 
+    python -m benchmarks.breakdown --plot docs/images/bench-breakdown.svg
+
 A hook of the link times them, in runs of their own. An accelerator is synchronized around each part, so no layer
 overlaps with the next one, and the whole takes longer than under `sync`.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -16,17 +20,29 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.output import write_results
 from pictool.bench.options import PromptOptions
+from pictool.bench.plot import picture
 from pictool.bench.prompts import BenchPrompt, make_prompt
-from pictool.bench.repeats import MedianRange, OnRun, interleave
+from pictool.bench.repeats import MedianRange, interleave
+from pictool.bench.shapes import random_model
 from pictool.bench.single_request import link_prompt
-from pictool.errors import InputError
-from pictool.linker.grid import LabelledPolicy
+from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies.base import Policy
 from pictool.runtime.device import synchronize
+from pictool.trace.labels import picture_text
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from pictool.runtime.model import Model
+
+ALGOS = ("naive", "legolink-16", "cacheblend-15", "cacheblend-15:filter=single")
+_PART_COLOURS = {
+    "load": "#9e9ac8", "scoring": "#31a354", "select": "#a1d99b", "layer 0": "#08519c", "layer 1": "#d94801",
+    "other layers": "#9ecae1", "logits": "#fed976", "other": "#bdbdbd",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -92,25 +108,12 @@ class BreakdownResult:
 
 
 def bench_breakdown(
-    model: Model,
-    policies: Sequence[LabelledPolicy],
-    options: PromptOptions,
-    directory: Path,
-    on_run: OnRun | None = None,
+    model: Model, policies: Sequence[LabelledPolicy], options: PromptOptions, directory: Path
 ) -> BreakdownResult:
-    """Measure the parts of TTFT; objects go to `directory`, which the caller removes.
-
-    Args:
-        on_run: called after each of the policies · (repeats + 1) runs.
-
-    Raises:
-        PicError: a prompt that is too long for the model, a policy that does not fit it, no room for the objects.
-    """
-    if not model.is_of_transformers:
-        raise InputError(f"{model.name}: llama.cpp does not show the time of each layer; use pic bench sync")
+    """Measure the parts of TTFT; objects go to `directory`, which the caller removes."""
     prompt = make_prompt(model, policies, options, directory)
     runs = {each.label: partial(link_in_parts, model, prompt, each.policy, options.is_cold) for each in policies}
-    samples = interleave(runs, options.repeats, on_run)
+    samples = interleave(runs, options.repeats)
     methods = [_policy_breakdown(labelled, model.geometry.layers, samples[labelled.label]) for labelled in policies]
     return BreakdownResult(options.num_tokens, tuple(methods))
 
@@ -156,3 +159,67 @@ class Stopwatch:
         yield
         synchronize(self._model.device)
         self.seconds[name].append(time.perf_counter() - started)
+
+
+def plot_breakdown(result: BreakdownResult, title: str, name: str | Path) -> None:
+    """Stacked bars of the parts of TTFT (EPIC fig. 10); checks of layers are hatched."""
+    with picture(name, 7.2, 1.4 + 0.45 * len(result.methods)) as figure:
+        axes = figure.subplots()
+        for row, method in enumerate(result.methods):
+            _draw_bar(axes, row, method)
+        axes.set_yticks(range(len(result.methods)), [picture_text(method.label) for method in result.methods])
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel("TTFT, milliseconds (median of each part); the share is that of layer 1 with its check")
+        axes.set_title(picture_text(title), loc="left")
+        _part_legend(figure)
+
+
+def _draw_bar(axes: Axes, row: int, method: PolicyBreakdown) -> None:
+    at = 0.0
+    for part, compute, check in bar_parts(method):
+        for seconds, hatch in ((compute, None), (check, "////")):
+            axes.barh(
+                row, seconds * 1e3, left=at, color=_PART_COLOURS[part], hatch=hatch, edgecolor="white", linewidth=0.2,
+                height=0.7,
+            )  # fmt: skip
+            at += seconds * 1e3
+    if 1 in method.checked:
+        layer_1 = method.parts.layers[1] + method.parts.checks[1]
+        axes.annotate(f"  {method.share(layer_1):.0%}", (at, row), va="center", color=_PART_COLOURS["layer 1"])
+
+
+def bar_parts(method: PolicyBreakdown) -> list[tuple[str, float, float]]:
+    """(part, seconds of computing, seconds of checking) from the left to the right of a bar."""
+    parts = method.parts
+    names = ["layer 0", "layer 1", *["other layers"] * len(parts.layers)]
+    layers = list(zip(names, parts.layers, parts.checks, strict=False))
+    first = [(name, getattr(parts, name), 0.0) for name in ("load", "scoring", "select")]
+    return [*first, *layers, ("logits", parts.logits, 0.0), ("other", parts.other, 0.0)]
+
+
+def _part_legend(figure: Figure) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=colour, label=part) for part, colour in _PART_COLOURS.items()]
+    handles.append(Patch(facecolor="#777777", hatch="////", edgecolor="white", label="checks"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=5)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="qwen2.5-0.5b")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/bench_breakdown.json"))
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    model, prompt = random_model(options.shape), PromptOptions(new_tokens=0, repeats=options.repeats)
+    with tempfile.TemporaryDirectory() as inside:
+        result = bench_breakdown(model, parse_grid(ALGOS), prompt, Path(inside))
+    write_results(options.out, {"options": asdict(prompt), "results": result.report()})
+    if options.plot:
+        plot_breakdown(result, f"{model.name}, {prompt.chunks} chunks of {prompt.chunk_tokens} tokens", options.plot)
+
+
+if __name__ == "__main__":
+    main()

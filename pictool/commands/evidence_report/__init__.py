@@ -1,1 +1,0 @@
-"""The parts of `pic evidence`, and its page."""

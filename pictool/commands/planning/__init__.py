@@ -1,1 +1,0 @@
-"""The tiers that `pic plan` reads, and its report."""
