@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 # Commands, subcommands and options as they were typed; an option without a command is that of every one.
-REMOVED: dict[str, str] = {}
+REMOVED: dict[str, str] = {
+    "tui --server": "GET /health says how a server is, and Prometheus reads /metrics",
+}
 
 
 def replacement(arguments: Sequence[str]) -> str | None:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pictool.trace.analysis import TraceAnalysis
 
 NUM_STEPS = 9
-ATTENTION_MODES = ("attention", "minmax")
 DEVIATION_MODES = ("kv", "attention-dev")
 
 
@@ -27,8 +26,8 @@ class ColorBy:
 
     Attributes:
         mode: "computed" (at how many layers a token was computed, or whether at one), "score" (the policy's score),
-            "attention" (share of the attention of tail and answer), "minmax" (QK scaled to [0, 1] by row, as in EPIC
-            fig. 4), "kv" or "attention-dev" (deviation from full recompute of K and V, or of the tail's attention).
+            "attention" (share of the attention of tail and answer), "kv" or "attention-dev" (deviation from full
+            recompute of K and V, or of the tail's attention).
         row: of the attention map.
     """
 
@@ -65,7 +64,7 @@ def color_modes(trace: Trace, analysis: TraceAnalysis | None) -> tuple[str, ...]
     """List the modes that a trace has numbers for."""
     modes = ["computed"] + ["score"] * (trace.scores is not None)
     if analysis is not None and analysis.attention is not None:
-        modes += ATTENTION_MODES
+        modes.append("attention")
     if analysis is not None and analysis.deviation is not None:
         modes += DEVIATION_MODES
     return tuple(modes)
@@ -75,7 +74,7 @@ def token_colors(trace: Trace, analysis: TraceAnalysis | None, by: ColorBy) -> T
     """Compute the colours of prompt and answer; the mode must be one of `color_modes`."""
     if by.mode == "score":
         return _by_score(trace)
-    if by.mode in ATTENTION_MODES:
+    if by.mode == "attention":
         return _by_attention(trace, analysis, by)
     if by.mode in DEVIATION_MODES:
         return _by_deviation(trace, analysis, by)
@@ -110,13 +109,11 @@ def _by_score(trace: Trace) -> TokenColors:
 
 def _by_attention(trace: Trace, analysis: TraceAnalysis | None, by: ColorBy) -> TokenColors:
     assert analysis is not None and analysis.attention is not None
-    attention, is_share = analysis.attention, by.mode == "attention"
-    rows = (attention.share if is_share else attention.minmax)(by.layer, by.head)
+    attention = analysis.attention
+    rows = attention.share(by.layer, by.head)
     values = _mean(rows) if by.row is None else rows[by.row]
-    unit = "share of attention" if is_share else "QK, 0..1 by row"
-    high = None if is_share else 1.0
     labels = tuple(row_labels(trace, attention))
-    return scale(_pad(trace, values), _pad(trace, rows), labels, by.row, unit, high=high)
+    return scale(_pad(trace, values), _pad(trace, rows), labels, by.row, "share of attention")
 
 
 def _by_deviation(trace: Trace, analysis: TraceAnalysis | None, by: ColorBy) -> TokenColors:
@@ -130,12 +127,11 @@ def _by_deviation(trace: Trace, analysis: TraceAnalysis | None, by: ColorBy) -> 
 
 def scale(
     values: NDArray[np.float64], rows: NDArray[np.float64], labels: tuple[str, ...], row: int | None, unit: str,
-    low: float = 0.0, high: float | None = None,
+    low: float = 0.0,
 ) -> TokenColors:  # fmt: skip
-    """Divide the range from `low` to `high` (default: the maximum) into tenths; the lowest tenth is plain."""
-    if high is None:
-        known = values[np.isfinite(values)]
-        high = float(known.max()) if len(known) else 0.0
+    """Divide the range from `low` to the maximum into tenths; the lowest tenth is plain."""
+    known = values[np.isfinite(values)]
+    high = float(known.max()) if len(known) else 0.0
     scaled = (np.nan_to_num(values, nan=low) - low) / (high - low or 1.0)
     steps = np.clip((scaled * (NUM_STEPS + 1) + 1e-9).astype(np.int8), 0, NUM_STEPS)
     return TokenColors(values, steps, low, high, rows, labels, row, unit)
