@@ -14,7 +14,6 @@ from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
-    from pictool.spans.runs import QueryRun
     from pictool.tui.app import PicApp
     from pictool.tui.services import Job
 
@@ -50,6 +49,7 @@ def open_app(names: Sequence[str], settings: Settings, job: Job) -> PicApp:
     Raises:
         PicError: a trace that cannot be read, or a directory that is no store.
     """
+    from pictool.spans.runs import read_run
     from pictool.tui.app import PicApp
     from pictool.tui.services import LoadedTrace, is_run_path
 
@@ -58,15 +58,7 @@ def open_app(names: Sequence[str], settings: Settings, job: Job) -> PicApp:
     traces = [LoadedTrace.read(Path(name)) for name in names if not Path(name).is_dir() and Path(name) not in runs]
     if runs and (len(runs) > 1 or traces):
         raise UsageError(f"{runs[0]}: the run of a query must be shown alone; open the traces from its calls")
-    return PicApp(store, traces, job, _read_run(runs))
-
-
-def _read_run(runs: Sequence[Path]) -> QueryRun | None:
-    if not runs:
-        return None
-    from pictool.spans.runs import read_run
-
-    return read_run(runs[0])
+    return PicApp(store, traces, job, read_run(runs[0]) if runs else None)
 
 
 def named_store(names: Sequence[str], settings: Settings) -> str | None:

@@ -1,4 +1,4 @@
-"""The base of all screens: going back, help, a picture of the screen, a search line, and requests to the model."""
+"""The base of all screens: going back, help, pictures, questions, a search line, and requests to the model."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
 from rich.text import Text
 from textual import work
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
-from textual.widgets import HelpPanel, Input, Static
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen, Screen
+from textual.widgets import Button, HelpPanel, Input, Static, TabbedContent, TabPane
 
 from pictool.errors import PicError
 from pictool.escapes import visible
-from pictool.tui.dialogs import ConfirmDialog
 from pictool.tui.services import Cancelled, Listener
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ class PicScreen(Screen[None]):
             self.app.action_hide_help_panel()
         else:
             self.app.action_show_help_panel()
+
+    def action_next_tab(self) -> None:
+        tabs = self.query_one(TabbedContent)
+        names = [str(pane.id) for pane in tabs.query(TabPane)]
+        tabs.active = names[(names.index(tabs.active) + 1) % len(names)]
 
     def ask(self, question: str, yes: str, on_yes: Callable[[], object], details: Sequence[str] = ()) -> None:
         """Ask before something is lost; `on_yes` is called once the user agreed."""
@@ -116,3 +122,37 @@ class SearchInput(Input):
         self.value = ""
         self.remove_class("-open")
         self.screen.focus_next()
+
+
+class ConfirmDialog(ModalScreen[bool]):
+    """A question with two answers. Enter answers no, since something may be lost."""
+
+    DEFAULT_CSS = """
+    ConfirmDialog { align: center middle; }
+    ConfirmDialog > Vertical { width: 90%; max-width: 90; height: auto; max-height: 90%; }
+    ConfirmDialog > Vertical { border: round $error; padding: 0 1; background: $surface; }
+    ConfirmDialog Horizontal { height: auto; margin-top: 1; }
+    ConfirmDialog Button { margin-right: 2; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "dismiss(True)", "yes"),
+        Binding("n,escape,q", "dismiss(False)", "no"),
+        Binding("left,right", "app.focus_next", "other button", show=False),
+    ]
+
+    def __init__(self, question: str, yes: str, details: Sequence[str]) -> None:
+        super().__init__()
+        self._lines, self._yes = [question, *details], yes
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Static(Text("\n".join(map(visible, self._lines))))
+            with Horizontal():
+                yield Button(f"{self._yes} (y)", variant="error", id="yes", compact=True)
+                yield Button("no (n)", id="no", compact=True)
+
+    def on_mount(self) -> None:
+        self.query_one("#no").focus()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        self.dismiss(event.button.id == "yes")

@@ -24,9 +24,8 @@ from pictool.trace.labels import position_label, short
 from pictool.tui.base import SearchInput
 from pictool.tui.services import LoadedTrace
 from pictool.tui.text_screen import TextScreen
-from pictool.tui.token_colors import ColorBy, legend, token_colors
+from pictool.tui.token_colors import BY_ALL, ELSEWHERE, HERE, ColorBy, legend, token_colors, token_style
 from pictool.tui.widgets.heatmap import HeatMap
-from pictool.tui.widgets.styles import BY_ALL, ELSEWHERE, HERE, token_style
 from pictool.tui.widgets.table import Choice, RowTable
 from pictool.tui.widgets.token_text import TokensView, TokenText
 
@@ -189,9 +188,6 @@ class CompareScreen(TextScreen):
 
     def on_select_changed(self) -> None:
         self.show_layer()
-
-    def action_step(self, name: str, by: int) -> None:
-        self.query_one(f"#{name}", Choice).step(by)
 
     def action_difference(self, by: int) -> None:
         """Move to the next token that not all links computed at the same layers."""

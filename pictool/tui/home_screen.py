@@ -69,7 +69,6 @@ class HomeScreen(PicScreen):
         Binding("s", "sort", "sort"),
         Binding("f", "fold", "fold"),
         Binding("V", "verify(True)", "verify all", show=False),
-        Binding("S", "reverse", "reverse", show=False),
         Binding("q", "app.quit", "quit"),
         Binding("escape", "cancel", "end verifying; else unmark all", show=False),
     ]
@@ -78,7 +77,7 @@ class HomeScreen(PicScreen):
         super().__init__()
         self._store, self.listing = store, Listing()
         self.listed: list[StoredObject] = []
-        self.sort, self.is_reversed = "key", False
+        self.sort = "key"
         self.marked: set[str] = set()
         self.marked_traces: set[str] = set()
         self._problems: dict[tuple[str, int], str] = {}  # that verifying found, by key and time of the file
@@ -104,9 +103,9 @@ class HomeScreen(PicScreen):
     @work(thread=True, exclusive=True, group="listing")
     def refresh_store(self) -> None:
         """Read the store again if it was changed or used."""
-        store, pins = self._store, pinned(self._store.root)
+        store = self._store
         try:
-            stamp = (store.stamp(), store.use_stamp(), pins)
+            stamp = (store.stamp(), store.use_stamp(), pinned(store.root))
             if stamp != self._stamp:
                 self.show_later(self._show_listing, Listing.read(store), stamp)
         except (PicError, OSError) as error:
@@ -120,8 +119,8 @@ class HomeScreen(PicScreen):
     def show_objects(self) -> None:
         """Filter and sort the objects and show them; the cursor stays on its object."""
         under = [stored.key for stored in self._under_cursor()]
-        links = Counter(chunk.key for one in self.pic.traces for chunk in {*one.trace.chunks} if chunk.key)
-        self.listed = self.listing.find(self.query_one(SearchInput).value, self.sort, self.is_reversed, links)
+        links = Counter(key for one in self.pic.traces for key in {chunk.key for chunk in one.trace.chunks})
+        self.listed = self.listing.find(self.query_one(SearchInput).value, self.sort, links)
         rows = [
             self.listing.cells(stored, self._problem(stored), links[stored.key], stored.key in self.marked)
             for stored in islice(self.listed, _MOST_ROWS)
@@ -171,8 +170,7 @@ class HomeScreen(PicScreen):
         counts = counted(total, "object") if len(self.listed) == total else f"{len(self.listed)} of {total} objects"
         shown = f", the first {_MOST_ROWS} shown" if len(self.listed) > _MOST_ROWS else ""
         marked = f", {len(self.marked)} marked" if self.marked else ""
-        sort = f"by {self.sort}{' (reversed)' if self.is_reversed else ''}"
-        self._note(f"{counts}, {size}{shown}{marked}; {sort}; store {self._store.root}")
+        self._note(f"{counts}, {size}{shown}{marked}; by {self.sort}; store {self._store.root}")
 
     def _note(self, text: str) -> None:
         self.query_one("#store", Static).update(Text(visible(text)))
@@ -211,9 +209,7 @@ class HomeScreen(PicScreen):
 
     def on_data_table_header_selected(self, event: RowTable.HeaderSelected) -> None:
         if event.data_table is self.objects and event.column_index:
-            sort = _SORTS[event.column_index - 1]
-            self.is_reversed = sort == self.sort and not self.is_reversed
-            self.sort = sort
+            self.sort = _SORTS[event.column_index - 1]
             self.show_objects()
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -227,10 +223,6 @@ class HomeScreen(PicScreen):
 
     def action_sort(self) -> None:
         self.sort = _SORTS[(_SORTS.index(self.sort) + 1) % len(_SORTS)]
-        self.show_objects()
-
-    def action_reverse(self) -> None:
-        self.is_reversed = not self.is_reversed
         self.show_objects()
 
     def action_mark(self) -> None:
@@ -317,8 +309,9 @@ class HomeScreen(PicScreen):
             said = task()
         except PicError as error:
             said = str(error)
+        self._stamp = ()
         self.show_later(self.pic.tell, said)
-        self.show_later(self._show_listing, Listing.read(self._store), ())
+        self.show_later(self.refresh_store)
 
     def action_cancel(self) -> None:
         """End what runs, and unmark everything."""

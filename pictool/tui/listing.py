@@ -48,8 +48,8 @@ class Listing:
             return source or key[:SHORT]
         return f"«{words[:_NAME_LENGTH]}{'…' * (len(words) > _NAME_LENGTH)}»"
 
-    def find(self, text: str, sort: str, is_reversed: bool, links: Mapping[str, int]) -> list[StoredObject]:
-        """The objects whose key, source, text or problem contains `text`, sorted; `links` are counted by key."""
+    def find(self, text: str, sort: str, links: Mapping[str, int]) -> list[StoredObject]:
+        """The objects whose key, source, text or problem contains `text`, sorted, the largest number first."""
         hits, text = self.hits or {}, text.casefold()
         orders: dict[str, Callable[[StoredObject], Any]] = {
             "key": lambda stored: stored.key,
@@ -62,7 +62,7 @@ class Listing:
             "text": lambda stored: stored.text.casefold(),
         }
         found = [stored for stored in self.objects.values() if text in self._words(stored).casefold()]
-        return sorted(found, key=orders[sort], reverse=is_reversed)
+        return sorted(found, key=orders[sort], reverse=sort not in ("key", "text"))
 
     def _words(self, stored: StoredObject) -> str:
         source = self.sources[stored.key].source if stored.key in self.sources else ""

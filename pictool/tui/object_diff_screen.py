@@ -16,6 +16,7 @@ from pictool.errors import PicError
 from pictool.escapes import visible, visible_lines
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
+from pictool.trace.labels import short
 from pictool.trace.object_diff import (
     LayerDistance,
     TextPiece,
@@ -27,6 +28,7 @@ from pictool.trace.object_diff import (
 )
 from pictool.tui.base import PicScreen
 from pictool.tui.listing import SHORT
+from pictool.tui.object_screen import facts_of
 from pictool.tui.widgets.table import RowTable
 
 
@@ -53,7 +55,7 @@ class ObjectDiffScreen(PicScreen):
         super().__init__()
         self._store, self.keys = store, (first, second)
         with store.peek(first) as a, store.peek(second) as b:
-            self.facts = (facts_of(a), facts_of(b))
+            self.facts = (all_facts_of(a), all_facts_of(b))
             self._texts, self.overlap = (a.text(), b.text()), token_overlap(a, b)
             self._why_not = why_not_comparable(a, b)
 
@@ -107,24 +109,12 @@ class ObjectDiffScreen(PicScreen):
             text.append(forms[piece.where].format(visible_lines(piece.text)), style=styles[piece.where])
         return text if len(pieces) > 1 else Text("the texts are the same\n\n", style="dim").append(text)
 
-    def action_next_tab(self) -> None:
-        tabs = self.query_one(TabbedContent)
-        names = [str(pane.id) for pane in tabs.query(TabPane)]
-        tabs.active = names[(names.index(tabs.active) + 1) % len(names)]
 
-
-def facts_of(file: ObjectFile) -> dict[str, str]:
+def all_facts_of(file: ObjectFile) -> dict[str, str]:
     """Return what a header says, by field."""
-    meta, target = file.meta, file.meta.target
-    geometry = target.geometry
-    shape = [geometry.layers, *(geometry.others or (geometry.kv_heads, geometry.head_dim))]
-    return {
-        "tokens": str(meta.num_tokens), "model": f"{target.architecture} {target.model[:SHORT]}",
-        "tokenizer": target.tokenizer[:SHORT],
-        "geometry": " × ".join(map(str, shape)), "dtype": target.dtype,
-        "codec": meta.codec, "dummy tokens": str(meta.sinks), "fixups": meta.fixups or "none",
-        "salted": "no" if meta.salted is None else "yes", "size": f"{file.num_bytes:,d} bytes",
-        "text's checksum": file.checksums["text"][:SHORT],
+    salted = "no" if file.meta.salted is None else "yes"
+    return facts_of(file) | {
+        "fixups": file.meta.fixups or "none", "salted": salted, "text's checksum": short(file.checksums["text"], SHORT)
     }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -25,7 +25,6 @@ from pictool.tui.base import SearchInput
 from pictool.tui.listing import counted
 from pictool.tui.text_screen import TextScreen
 from pictool.tui.token_colors import TokenColors, legend, scale
-from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.table import RowTable
 from pictool.tui.widgets.token_text import TokensView, TokenText
 
@@ -50,7 +49,6 @@ class ObjectScreen(TextScreen):
     ObjectScreen.-folded #facts { display: none; }
     ObjectScreen #text-note { height: 1; padding: 0 1; }
     ObjectScreen #fixups-note { height: auto; padding: 0 1; }
-    ObjectScreen HeatMap { height: 4; }
     ObjectScreen #sinks-note { height: auto; padding: 0 1; }
     ObjectScreen #problem { height: auto; padding: 0 1; color: $text-error; }
     """
@@ -90,7 +88,6 @@ class ObjectScreen(TextScreen):
                 yield RowTable(">layer", ">head", ">first", "", ">dummies", *offsets, id="sinks")
             with TabPane("fixups", id="tab-fixups"):
                 yield Static(id="fixups-note")
-                yield HeatMap((0,))
                 yield RowTable(">token", ">fixup", "", ">id", "text", id="fixups")
         yield SearchInput(placeholder="search; enter: next, escape: leave")
         yield Footer(show_command_palette=False)
@@ -103,16 +100,14 @@ class ObjectScreen(TextScreen):
         self.views[0].focus()
 
     def _show_fixups(self) -> None:
-        """Show the table of fixups as a map, and its highest tokens."""
-        heat_map, note = self.query_one(HeatMap), self.query_one("#fixups-note", Static)
+        """Show the table of fixups, the highest first."""
+        note = self.query_one("#fixups-note", Static)
         if self._fixups is None:
-            heat_map.display = False
             note.update(_NO_FIXUPS)
             return
-        values = self._fixups.astype(np.float64)
-        heat_map.show(values[None], ["fixup"], 0.0, float(values.max()))
         note.update(Text(f"how much a token's KV depends on what precedes its chunk ({visible(self._how or '')})"))
-        self.query_one("#fixups", RowTable).show_rows(fixup_rows(values, self._tokens, self.pieces))
+        rows = fixup_rows(self._fixups.astype(np.float64), self._tokens, self.pieces)
+        self.query_one("#fixups", RowTable).show_rows(rows)
 
     def _show_text_note(self) -> None:
         """Say what the colours of the text mean, or how it gets some."""
@@ -156,23 +151,14 @@ class ObjectScreen(TextScreen):
         self._show_fixups()
         self._show_text_note()
 
-    def on_tokens_view_moved(self, event: TokensView.Moved) -> None:
+    def on_tokens_view_moved(self) -> None:
         if self.pieces is not None:
-            self.query_one(HeatMap).column = event.token
             self._show_text_note()
 
-    def on_heat_map_moved(self, event: HeatMap.Moved) -> None:
-        self._point_at(event.column)
-
     def on_data_table_row_selected(self, event: RowTable.RowSelected) -> None:
-        if event.data_table.id == "fixups":
-            self._point_at(int(str(event.data_table.get_row_at(event.cursor_row)[0])))
-
-    def _point_at(self, token: int) -> None:
-        """Move the cursor of the map, and that of the text if it is cut into tokens."""
-        self.query_one(HeatMap).column = token
-        if self.pieces is not None:
-            self.go_to(token)
+        """Move the text's cursor to a token of the table of fixups, if the text is cut into tokens."""
+        if event.data_table.id == "fixups" and self.pieces is not None:
+            self.go_to(int(str(event.data_table.get_row_at(event.cursor_row)[0])))
 
     def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
         if event.pane.id == "tab-layers":
@@ -212,30 +198,30 @@ class ObjectScreen(TextScreen):
             self.query_one("#sinks", RowTable).show_rows(sink_rows(sinks))
 
 
-def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
+def facts_table(facts: Mapping[str, str]) -> Table:
     """Return a table of names and values; a value is broken where the line ends, since a fingerprint is one word."""
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(style="dim", no_wrap=True, min_width=10)
     table.add_column(overflow="fold")
-    for name, value in facts:
+    for name, value in facts.items():
         table.add_row(name, Text(visible(value)))
     return table
 
 
-def facts_of(file: ObjectFile) -> list[tuple[str, str]]:
+def facts_of(file: ObjectFile) -> dict[str, str]:
     """Return the fields of the header."""
     meta, target = file.meta, file.meta.target
     geometry = target.geometry
     heads = f"{counted(geometry.kv_heads, 'KV head')} of {geometry.head_dim}"
     heads = ", ".join(map(str, geometry.others)) or heads
     shape = f"{counted(geometry.layers, 'layer')}, {heads}, {target.dtype}"
-    return [
-        ("key", meta.key), ("tokens", f"{meta.num_tokens} (compiled after {counted(meta.sinks, 'dummy token')})"),
-        ("geometry", shape), ("model", f"{target.architecture} {short(target.model, _FINGERPRINT)}"),
-        ("tokenizer", short(target.tokenizer, _FINGERPRINT)),
-        ("size", f"{file.num_bytes:,d} bytes, {file.layer_bytes:,d} a layer, codec {meta.codec}"),
-        ("file", str(file.path)),
-    ]  # fmt: skip
+    return {
+        "key": meta.key, "tokens": f"{meta.num_tokens} (compiled after {counted(meta.sinks, 'dummy token')})",
+        "geometry": shape, "model": f"{target.architecture} {short(target.model, _FINGERPRINT)}",
+        "tokenizer": short(target.tokenizer, _FINGERPRINT),
+        "size": f"{file.num_bytes:,d} bytes, {file.layer_bytes:,d} a layer, codec {meta.codec}",
+        "file": str(file.path),
+    }  # fmt: skip
 
 
 def layer_rows(layers: tuple[LayerStats, ...]) -> list[tuple[str, ...]]:

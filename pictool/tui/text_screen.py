@@ -7,9 +7,10 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from textual.binding import Binding, BindingType
-from textual.widgets import Input, TabbedContent, TabPane
+from textual.widgets import Input
 
 from pictool.tui.base import PicScreen, SearchInput
+from pictool.tui.widgets.table import Choice
 from pictool.tui.widgets.token_text import TokensView
 
 
@@ -65,10 +66,8 @@ class TextScreen(PicScreen):
         if ahead:
             self.go_to(min(ahead) if by > 0 else max(ahead))
 
-    def action_next_tab(self) -> None:
-        tabs = self.query_one(TabbedContent)
-        names = [str(pane.id) for pane in tabs.query(TabPane)]
-        tabs.active = names[(names.index(tabs.active) + 1) % len(names)]
+    def action_step(self, name: str, by: int) -> None:
+        self.query_one(f"#{name}", Choice).step(by)
 
     def action_fold(self) -> None:
         """Hide or show the pane with tabs, so that the text takes its room."""

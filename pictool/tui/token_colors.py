@@ -1,22 +1,36 @@
-"""Colours of a trace's tokens and of its heat map: which numbers they show, and the steps that they are drawn with."""
+"""Colours of a trace's tokens and of its heat map: which numbers they show, and in which steps and styles."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.cells import cell_len
+from rich.style import Style
 from rich.text import Text
 
 from pictool.trace.format import Trace
+from pictool.trace.heatmap import ASCII_RAMP, VIRIDIS, step_style
 from pictool.trace.labels import row_labels
-from pictool.tui.widgets.styles import token_style
 
 if TYPE_CHECKING:
     from pictool.trace.analysis import TraceAnalysis
 
 NUM_STEPS = 9
+CURSOR = Style(reverse=True, bold=True, underline=True)
+MATCH = Style(underline=True, bold=True, italic=True)
+DIM = Style(dim=True)
+BOLD = Style(bold=True)
+# Marks in place of steps: which of several links computed a token. Each with its style in colour and without.
+BY_ALL, HERE, ELSEWHERE = 10, 11, 12
+_MARKS = {
+    BY_ALL: (Style.parse("#ffffff on #2c728e"), Style(underline=True)),
+    HERE: (Style.parse("#000000 on #fde725"), Style(reverse=True)),
+    ELSEWHERE: (Style.parse("#ffffff on #440154"), Style(bold=True, italic=True)),
+}
 DEVIATION_MODES = ("kv", "attention-dev")
 
 
@@ -151,3 +165,28 @@ def _pad(trace: Trace, values: NDArray[Any]) -> NDArray[np.float64]:
 
 def _layer_labels(trace: Trace) -> tuple[str, ...]:
     return tuple(f"layer {layer}" for layer in range(len(trace.rows)))
+
+
+def cell_width(text: str) -> int:
+    """Return how many cells a text takes."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
+@cache
+def token_style(step: int, has_color: bool) -> Style:
+    """Return the style of a token's step, from 0 (plain) to 9, or of its mark."""
+    if step in _MARKS:
+        return _MARKS[step][0 if has_color else 1]
+    if step <= 0:
+        return Style.null()
+    if has_color:
+        return Style.parse(step_style(min(step, len(VIRIDIS)) - 1))
+    return Style(underline=True, bold=step > 3, reverse=step > 6)
+
+
+@cache
+def map_cell(step: int, has_color: bool) -> tuple[str, Style]:
+    """Return the character and style of a heat map's cell, for steps 0 to 8; a step below 0 is blank."""
+    if step < 0:
+        return " ", Style.null()
+    return (" ", Style.parse(step_style(step))) if has_color else (ASCII_RAMP[step], Style.null())

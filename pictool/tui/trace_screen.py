@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
@@ -16,7 +15,6 @@ from textual.widgets import Footer, Static, TabbedContent, TabPane
 from textual.worker import get_current_worker
 
 from pictool.escapes import visible
-from pictool.trace.attention_sinks import NUM_INITIAL
 from pictool.trace.counts import TraceCounts
 from pictool.trace.format import Trace
 from pictool.trace.labels import position_label, short
@@ -29,10 +27,9 @@ from pictool.tui.widgets.token_text import TokensView, TokenText
 
 if TYPE_CHECKING:
     from pictool.trace.analysis import TraceAnalysis
-    from pictool.trace.attention import AttentionMap
     from pictool.tui.services import LoadedTrace
 
-_PART_COLUMNS = ("part", ">start", ">tokens", ">computed", ">score", ">drawn %", ">if even", "source")
+_PART_COLUMNS = ("part", ">start", ">tokens", ">computed", ">score", "source")
 _LAYER_COLUMNS = (">layer", ">computed", ">%", ">|d(K,V)|", ">|d attention|")
 _TIMES = {
     "load_s": "load", "select_s": "select", "recompute_s": "recompute", "ttft_s": "first token", "decode_s": "decode",
@@ -122,19 +119,17 @@ class TraceScreen(TextScreen):
     def recompute(self, by: ColorBy, analysis: TraceAnalysis | None) -> None:
         """Compute the numbers of the choice in a thread: averaging a large map takes time."""
         colors = token_colors(self.loaded.trace, analysis, by)
-        parts = part_rows(self.loaded.counts, analysis, by)
         if not get_current_worker().is_cancelled:
-            self.show_later(self._show, colors, parts)
+            self.show_later(self._show, colors)
 
-    def _show(self, colors: TokenColors, parts: list[tuple[str, ...]]) -> None:
+    def _show(self, colors: TokenColors) -> None:
         self.token_colors = colors
         self.views[0].set_steps(colors.steps)
-        heat_map = self.query_one(HeatMap)
         known = colors.map[np.isfinite(colors.map)]  # its maximum may exceed that of the row that colours the text
-        heat_map.show(colors.map, colors.labels, colors.low, float(known.max()) if len(known) else colors.high)
-        heat_map.row = colors.row
+        high = float(known.max()) if len(known) else colors.high
+        self.query_one(HeatMap).show(colors.map, colors.labels, colors.low, high, colors.row)
         self.query_one("#legend", Static).update(self._legend(colors))
-        self.query_one("#parts", RowTable).show_rows(parts)
+        self.query_one("#parts", RowTable).show_rows(part_rows(self.loaded.counts, self.color_by.layer))
         layers = layer_rows(self.loaded.trace, self.loaded.counts, self.analysis)
         self.query_one("#layers", RowTable).show_rows(layers)
         self.show_token()
@@ -155,9 +150,6 @@ class TraceScreen(TextScreen):
 
     def on_heat_map_moved(self, event: HeatMap.Moved) -> None:
         self.views[0].cursor = event.column
-        of_row = "row" if self.color_by.mode == "attention" else "layer"
-        if self.color_by.mode != "score" and getattr(self.color_by, of_row) != event.row:
-            self.query_one(f"#{of_row}", Choice).value = event.row
 
     def on_select_changed(self) -> None:
         mode, *numbers = [self.query_one(f"#{name}", Choice).value for name in ("mode", "layer", "head", "row")]
@@ -166,9 +158,6 @@ class TraceScreen(TextScreen):
             by = ColorBy(by.mode, None if by.mode == "score" else by.layer)
         if by != self.color_by:
             self.set_color_by(by)
-
-    def action_step(self, name: str, by: int) -> None:
-        self.query_one(f"#{name}", Choice).step(by)
 
     def action_analyse(self, is_of_layer: bool) -> None:
         """Ask the model for the attention of all layers, or of the one that is shown."""
@@ -229,34 +218,15 @@ def _line(label: str, piece: str, words: list[str]) -> Text:
     return Text.assemble((label, "bold"), " ", (f"«{short(piece, 24)}»", "bold"), "  ", ", ".join(words))
 
 
-def part_rows(counts: TraceCounts, analysis: TraceAnalysis | None, by: ColorBy) -> list[tuple[str, ...]]:
-    """Return counts of every part; in an attention mode also what its initial tokens draw of the chosen numbers."""
-    shares = [("", "")] * len(counts.parts)
-    if analysis is not None and analysis.attention is not None and by.mode == "attention":
-        drawn, uniform = initial_shares(analysis.attention, by, NUM_INITIAL)
-        shares[:-1] = [(f"{100 * a:.1f}", f"{100 * b:.1f}") for a, b in zip(drawn, uniform, strict=True)]
+def part_rows(counts: TraceCounts, layer: int | None) -> list[tuple[str, ...]]:
+    """Return counts of every part; of one layer, or the mean of all."""
     rows: list[tuple[str, ...]] = []
-    for index, (part, share) in enumerate(zip(counts.parts, shares, strict=True)):
+    for index, part in enumerate(counts.parts):
         name = "head" if index == 0 else "tail" if index == len(counts.parts) - 1 else str(index)
-        computed = part.computed if by.layer is None else float(part.per_layer[by.layer])
+        computed = part.computed if layer is None else float(part.per_layer[layer])
         score = "" if part.score is None else f"{part.score[0]:.3g}"
-        numbers = str(part.start), str(part.num_tokens), f"{computed:.1f}", score
-        rows.append((name, *numbers, *share, visible(part.source)))
+        rows.append((name, str(part.start), str(part.num_tokens), f"{computed:.1f}", score, part.source))
     return rows
-
-
-def initial_shares(
-    attention: AttentionMap, by: ColorBy, num_initial: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the share that the initial tokens of the head and of each chunk draw of the chosen layer, head and row.
-
-    The mean of all where one is None; and the same for rows that attend uniformly. float64 [chunks + 1] each.
-    """
-    layer = slice(None) if by.layer is None else [attention.layers.index(by.layer)]
-    head = slice(None) if by.head is None else [by.head]
-    row = slice(None) if by.row is None else [by.row]
-    drawn = attention.initial_share(num_initial)[layer][:, head][:, :, row]
-    return drawn.mean((0, 1, 2)), attention.uniform_initial_share(num_initial)[row].mean(0)
 
 
 def layer_rows(trace: Trace, counts: TraceCounts, analysis: TraceAnalysis | None) -> list[tuple[str, ...]]:

@@ -17,8 +17,8 @@ from pictool.trace.diff import diff_traces
 from pictool.trace.format import GeneratedToken
 from pictool.tui.compare_screen import CompareScreen, overlap_counts, overlap_marks
 from pictool.tui.home_screen import HomeScreen
+from pictool.tui.token_colors import BY_ALL, ELSEWHERE, HERE
 from pictool.tui.widgets.heatmap import HeatMap
-from pictool.tui.widgets.styles import BY_ALL, ELSEWHERE, HERE
 from pictool.tui.widgets.table import Choice, RowTable
 from pictool.tui.widgets.token_text import TokensView
 from tui.drive import drive, load, make_app, press, screen_text, settle, texts, told

@@ -77,9 +77,8 @@ def row_of_tree(app: PicApp) -> int:
     return app.screen.query_one("#tree", RowTable).cursor_row
 
 
-def at_cell(app: PicApp) -> tuple[int, int | None]:
-    heat = app.screen.query_one(HeatMap)
-    return heat.column, heat.row
+def at_cell(app: PicApp) -> int:
+    return app.screen.query_one(HeatMap).column
 
 
 def is_searching(app: PicApp) -> bool:
@@ -139,7 +138,6 @@ SCRIPTS = [
     Script("ConfirmDialog", focused, [("left", "yes"), ("right", "no")], "home", ["x"]),
     Script("HomeScreen", is_searching, [("slash", True)], "home"),
     Script("HomeScreen", of_home("sort"), [("s", "tokens"), ("s", "size")], "home"),
-    Script("HomeScreen", of_home("is_reversed"), [("S", True), ("S", False)], "home"),
     Script("HomeScreen", lambda app: len(app.home.marked), [("space", 1), ("space", 2)], "home"),
     Script("HomeScreen", top, [("l", "LinkScreen"), ("then escape", "")], "home"),
     Script("HomeScreen", top, [("o", "CommandPalette"), ("then escape", "")], "home"),
@@ -175,9 +173,8 @@ SCRIPTS = [
     Script("CompareScreen", chosen("layer"), [("l", 0), ("l", 1), ("L", 0)], "compare"),
     Script("QueryScreen", row_of_tree, [("n", 4), ("n", 5), ("N", 4)], "run"),
     Script("PicScreen", is_ended, [("q", True)], "run"),
-    Script("HeatMap", at_cell, [("right", (1, None)), ("down", (1, 0)), ("down", (1, 1))], focus="HeatMap"),
-    Script("HeatMap", at_cell, [("up", (2, 0)), ("left", (1, 0))], first=["right", "right", "l", "l"], focus="HeatMap"),
     Script("RowTable", top, [("enter", "ObjectScreen")], "home"),
+    Script("HeatMap", at_cell, [("right", 1), ("left", 0)], focus="HeatMap"),
     Script("TokensView", cursor, [("right", 1), ("left", 0), ("end", 11), ("home", 0)]),
     Script("TokensView", cursor, [("down", 1), ("down", 4), ("up", 1), ("pagedown", 10), ("pageup", 0)]),
 ]  # fmt: skip

@@ -11,8 +11,8 @@ from traces import make_trace
 
 from pictool.errors import InputError
 from pictool.store.store import Store
+from pictool.tui.base import ConfirmDialog
 from pictool.tui.compare_screen import CompareScreen
-from pictool.tui.dialogs import ConfirmDialog
 from pictool.tui.home_screen import HomeScreen
 from pictool.tui.link_screen import LinkScreen, split_documents
 from pictool.tui.services import LinkForm, Listener

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from textual.pilot import Pilot
 from textual.widgets import TabbedContent
 from traces import make_trace
@@ -14,7 +13,7 @@ from pictool.errors import TraceError
 from pictool.store.store import Store
 from pictool.trace.counts import count_rows
 from pictool.tui.token_colors import ColorBy, token_colors
-from pictool.tui.trace_screen import TraceScreen, initial_shares, part_rows, token_line
+from pictool.tui.trace_screen import TraceScreen, part_rows, token_line
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.table import Choice, RowTable
 from pictool.tui.widgets.token_text import TokensView
@@ -22,9 +21,6 @@ from tui.drive import FakeJob, drive, load, make_analysis, make_app, press, scre
 
 TRACE = make_trace([(1, 2, 5), (2, 5), (5,)], scores=np.arange(10, dtype=np.float32))
 ANALYSIS = make_analysis(TRACE)
-ATTENTION = ANALYSIS.attention
-assert ATTENTION is not None
-WEIGHTS = np.exp(ATTENTION.scores) / np.exp(ATTENTION.scores).sum(-1, keepdims=True)
 
 
 def screen(pilot: Pilot[None]) -> TraceScreen:
@@ -80,10 +76,10 @@ def test_a_click_on_a_token_a_cell_and_a_choice(store: Store) -> None:
         assert tokens(pilot).cursor == 2
         await pilot.click(HeatMap, offset=(9 + 5, 1))
         await settle(pilot)
-        assert tokens(pilot).cursor == 5 and screen(pilot).color_by.layer == 1
+        assert tokens(pilot).cursor == 5
         await pilot.click("#layer")
         await press(pilot, "down", "enter")
-        assert screen(pilot).color_by.layer == 2
+        assert screen(pilot).color_by.layer == 0
 
     drive(make_app(store, [load(TRACE)]), scenario)
 
@@ -111,10 +107,10 @@ def test_the_map_is_moved_in(store: Store) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
         heat = screen(pilot).query_one(HeatMap)
         heat.focus()
-        await press(pilot, "right", "right", "down")
-        assert (heat.column, heat.row) == (2, 0) and screen(pilot).color_by.layer == 0 and tokens(pilot).cursor == 2
-        await press(pilot, "up", "left")
-        assert (heat.column, heat.row) == (1, None) and screen(pilot).color_by.layer is None
+        await press(pilot, "right", "right", "l")
+        assert (heat.column, heat.row) == (2, 0) and tokens(pilot).cursor == 2
+        await press(pilot, "left")
+        assert heat.column == tokens(pilot).cursor == 1
 
     drive(make_app(store, [load(trace)]), scenario)
 
@@ -149,10 +145,6 @@ def test_the_model_is_asked_and_its_answer_shown(store: Store) -> None:
         await press(pilot, "H", "R", "t")
         assert screen(pilot).color_by == ColorBy("attention", 0, 0, None)
         assert screen(pilot).query_one(TabbedContent).active == "tab-parts"
-        assert ANALYSIS.attention is not None
-        drawn = 100 * ANALYSIS.attention.initial_share(4)[0, 0].mean(0)
-        shown = [texts(screen(pilot).query_one("#parts", RowTable), row)[5] for row in range(3)]
-        assert shown == [f"{share:.1f}" for share in drawn]
         for mode in ("kv", "attention-dev", "computed"):
             await press(pilot, "m")
             assert screen(pilot).color_by.mode == mode
@@ -246,17 +238,6 @@ def test_the_pane_below_folds_and_the_text_takes_its_room(store: Store) -> None:
     drive(make_app(store, [load(TRACE)]), scenario, (80, 24))
 
 
-@pytest.mark.parametrize(("layer", "head", "row"), [(None, None, None), (2, 1, None), (0, None, 1)])
-def test_shares_of_the_initial_tokens_of_every_part(layer: int | None, head: int | None, row: int | None) -> None:
-    assert ATTENTION is not None
-    drawn, even = initial_shares(ATTENTION, ColorBy("attention", layer, head, row), 2)
-    picked = WEIGHTS[slice(None) if layer is None else [layer]][:, slice(None) if head is None else [head]]
-    rows = range(3) if row is None else [row]
-    expected = [np.mean([picked[:, :, r, a:b].sum(-1).mean() for r in rows]) for a, b in ((0, 1), (1, 3), (4, 6))]
-    assert np.allclose(drawn, expected, atol=1e-6)
-    assert np.allclose(even, [np.mean([size / (8 + r + 1) for r in rows]) for size in (1, 2, 2)])
-
-
 def test_words_of_a_token() -> None:
     trace = replace(TRACE, scores=np.arange(10, dtype=np.float32) - 3)
     colors = token_colors(trace, ANALYSIS, ColorBy("attention"))
@@ -270,7 +251,7 @@ def test_words_of_a_token() -> None:
 
 
 def test_parts_of_one_layer() -> None:
-    rows = part_rows(count_rows(TRACE), None, ColorBy(layer=1))
+    rows = part_rows(count_rows(TRACE), 1)
     assert [row[:4] for row in rows] == [
         ("head", "0", "1", "0.0"), ("1", "1", "3", "1.0"), ("2", "4", "4", "1.0"), ("tail", "8", "2", "2.0"),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from pictool.store import upkeep
 from pictool.store.eviction import pin, pinned
 from pictool.store.store import Store
 from pictool.tui.app import PicApp
-from pictool.tui.dialogs import ConfirmDialog
+from pictool.tui.base import ConfirmDialog
 from pictool.tui.home_screen import HomeScreen
 from pictool.tui.object_diff_screen import ObjectDiffScreen
 from pictool.tui.widgets.table import RowTable
@@ -167,7 +167,7 @@ def test_two_objects_are_compared(store: Store) -> None:
         assert first[:12] in shown and "«The harbour was quiet.»" in shown
         table = app.screen.query_one("#header", RowTable)
         differing = {texts(table, row)[0] for row in range(table.row_count) if texts(table, row)[1] == "≠"}
-        assert differing == {"dummy tokens", "size", "text's checksum"}
+        assert differing == {"key", "tokens", "size", "file", "text's checksum"}
         await press(pilot, "t")
         words = screen_text(app)
         assert "The harbour " in words and "was" in words and "is" in words and "quiet." in words

@@ -19,7 +19,7 @@ from textual.strip import Strip
 
 from pictool.trace.heatmap import VIRIDIS, bin_columns, tick_labels
 from pictool.trace.labels import short
-from pictool.tui.widgets.styles import BOLD, DIM, map_cell
+from pictool.tui.token_colors import BOLD, DIM, map_cell
 
 _INDENT = 9  # columns of the labels, at least
 _TICK_LINES = 2  # below the rows
@@ -27,24 +27,22 @@ _CURSOR = "┼"
 
 
 class HeatMap(ScrollView, can_focus=True):
-    """Rows × tokens. `column` is the token under the cursor, `row` its row, or None if it is on no row."""
+    """Rows × tokens. `column` is the token under the cursor, `row` the one that is marked, if any."""
 
     DEFAULT_CSS = "HeatMap { height: 10; overflow-x: hidden; } HeatMap:focus { background: $surface; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "move(-1)", "cell to the left", show=False),
         Binding("right", "move(1)", "cell to the right", show=False),
-        Binding("up", "pick(-1)", "row above", show=False),
-        Binding("down", "pick(1)", "row below", show=False),
     ]
     column = reactive(0)
     row: reactive[int | None] = reactive(None)
 
     class Moved(Message):
-        """The user moved the cursor to another token or row."""
+        """The user moved the cursor to another token."""
 
-        def __init__(self, column: int, row: int | None) -> None:
+        def __init__(self, column: int) -> None:
             super().__init__()
-            self.column, self.row = column, row
+            self.column = column
 
     def __init__(self, starts: Sequence[int]) -> None:
         super().__init__()
@@ -53,10 +51,12 @@ class HeatMap(ScrollView, can_focus=True):
         self._values = np.zeros((1, 1))
         self._indent, self._bins = _INDENT, bin_columns(self._values, 1)
 
-    def show(self, values: NDArray[np.float64], labels: Sequence[str], low: float, high: float) -> None:
+    def show(
+        self, values: NDArray[np.float64], labels: Sequence[str], low: float, high: float, row: int | None = None
+    ) -> None:
         """Show values [rows, tokens] between `low` and `high`; a cell shows the maximum of its tokens."""
         self._values, self._labels, self._low, self._high = values, tuple(labels), low, high
-        self.row = None if self.row is None else min(self.row, len(values) - 1)
+        self.row = row
         self.on_resize()
 
     def on_resize(self) -> None:
@@ -115,19 +115,13 @@ class HeatMap(ScrollView, can_focus=True):
         """Move by a number of cells, to the first token of another one."""
         cell = min(max(0, self._bins.bin_of(self.column) + cells), len(self._bins.edges) - 2)
         self.column = int(self._bins.edges[cell])
-        self.post_message(self.Moved(self.column, self.row))
-
-    def action_pick(self, by: int) -> None:
-        """Move to another row; above the first one is None, the mean of all."""
-        row = (-1 if self.row is None else self.row) + by
-        self.row = None if row < 0 else min(row, len(self._values) - 1)
-        self.post_message(self.Moved(self.column, self.row))
+        self.post_message(self.Moved(self.column))
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)
         if offset is None:
             return
-        row, cell = self.scroll_offset.y + offset.y, offset.x - self._indent
-        if row < len(self._values) and 0 <= cell < len(self._bins.edges) - 1:
-            self.column, self.row = int(self._bins.edges[cell]), row
-            self.post_message(self.Moved(self.column, self.row))
+        cell = offset.x - self._indent
+        if 0 <= cell < len(self._bins.edges) - 1:
+            self.column = int(self._bins.edges[cell])
+            self.post_message(self.Moved(self.column))

@@ -27,14 +27,15 @@ class RowTable(DataTable[Text]):
             self.add_column(Text(title.removeprefix(">"), justify="right" if title.startswith(">") else "left"))
 
     def show_rows(self, rows: Iterable[Sequence[object]], style_of: Callable[[int], str] = lambda _: "") -> None:
-        """Show these rows, each in a style; the cursor stays where it is."""
-        cursor = self.cursor_row
+        """Show these rows, each in a style; the cursor and the first line stay where they are."""
+        cursor, top = self.cursor_row, self.scroll_y
         self.clear()
         for index, row in enumerate(rows):
             cells = zip(row, self.ordered_columns, strict=True)
             style = style_of(index)
             self.add_row(*(Text(visible(str(cell)), style, justify=column.label.justify) for cell, column in cells))
         self.move_cursor(row=cursor)
+        self.call_after_refresh(self.scroll_to, y=top, animate=False)
 
 
 class Choice(Select[int | str | None]):

@@ -6,7 +6,7 @@ The text may be of any length: it is wrapped once per width, and only the visibl
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar
 
@@ -25,7 +25,7 @@ from textual.strip import Strip
 
 from pictool.escapes import visible
 from pictool.trace.format import Trace
-from pictool.tui.widgets.styles import CURSOR, DIM, MATCH, cell_width, token_style
+from pictool.tui.token_colors import CURSOR, DIM, MATCH, cell_width, token_style
 
 HEADING = -1  # in place of a token
 _LINE_BREAK = "↵"
@@ -75,13 +75,30 @@ class TokenText:
 
     def wrap(self, width: int) -> WrappedText:
         """Break the text into lines between tokens; a token that is wider than a line is cut."""
-        wrapper = _Wrapper(max(width, _MIN_WIDTH))
+        lines, line_of, width = list[Line](), list[int](), max(width, _MIN_WIDTH)
         for title, start, end in zip(self.titles, self.starts, (*self.starts[1:], len(self.pieces)), strict=True):
-            wrapper.add_heading(title)
+            lines.append([(HEADING, chop_cells(title, width)[0])])
+            used = width + 1  # no room: the next token begins a line
             for token in range(start, end):
-                wrapper.add_token(token, self.pieces[token])
-        wrapper.end_line()
-        return WrappedText(wrapper.width, wrapper.lines, np.asarray(wrapper.line_of, dtype=np.int64))
+                line_of.append(-1)
+                for text in _texts(self.pieces[token]):
+                    for part in chop_cells(text, width) or [""]:
+                        if used + cell_width(part) > width:
+                            lines.append([])
+                            used = 0
+                        if line_of[token] < 0:
+                            line_of[token] = len(lines) - 1
+                        lines[-1].append((token, part))
+                        used += cell_width(part)
+                    if text.endswith(_LINE_BREAK):
+                        used = width + 1
+        return WrappedText(width, lines, np.asarray(line_of, dtype=np.int64))
+
+
+def _texts(piece: str) -> list[str]:
+    """The text of a token, cut after each line break, which is seen."""
+    *ended, last = piece.split("\n")
+    return [*(visible(part) + _LINE_BREAK for part in ended), *([visible(last)] if last or not ended else [])]
 
 
 @dataclass(frozen=True)
@@ -121,48 +138,6 @@ class WrappedText:
             if (other := self.token_at(line, column)) is not None:
                 return other
         return token
-
-
-@dataclass
-class _Wrapper:
-    width: int
-    lines: list[Line] = field(default_factory=list)
-    line_of: list[int] = field(default_factory=list)
-    _line: Line = field(default_factory=list)
-    _used: int = 0
-
-    def add_heading(self, text: str) -> None:
-        self.end_line()
-        self.lines.append([(HEADING, chop_cells(text, self.width)[0])])
-
-    def add_token(self, token: int, piece: str) -> None:
-        self.line_of.append(-1)
-        if piece.isascii() and piece.isprintable():
-            return self._place(token, piece)
-        parts = piece.split("\n")
-        for part in parts[:-1]:
-            self._place(token, visible(part) + _LINE_BREAK)
-            self.end_line()
-        if parts[-1] or len(parts) == 1:
-            self._place(token, visible(parts[-1]))
-        return None
-
-    def end_line(self) -> None:
-        if self._line:
-            self.lines.append(self._line)
-        self._line, self._used = [], 0
-
-    def _place(self, token: int, text: str) -> None:
-        size = cell_width(text)
-        if self._used and self._used + size > self.width:
-            self.end_line()
-        for part in chop_cells(text, self.width) if size > self.width else [text]:
-            if self._used and self._used + cell_width(part) > self.width:
-                self.end_line()
-            if self.line_of[token] < 0:
-                self.line_of[token] = len(self.lines)
-            self._line.append((token, part))
-            self._used += cell_width(part)
 
 
 class TokensView(ScrollView, can_focus=True):
