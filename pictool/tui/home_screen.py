@@ -84,7 +84,7 @@ class HomeScreen(PicScreen):
         self._stamp: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
-        yield Static(id="store")
+        yield Static("reading the store …", id="store")
         yield SearchInput(placeholder="filter by key, file or text; enter: keep, escape: leave")
         yield RowTable(*_TITLES, id="objects")
         yield Static(id="empty")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from io import BytesIO
@@ -25,6 +27,7 @@ from textual.strip import Strip
 from pictool.commands.settings.settings import Settings
 from pictool.commands.tui_process.job import WorkerJob
 from pictool.commands.tui_process.worker import TuiWorker
+from pictool.spans.runs import read_run
 from pictool.store.store import Store
 from pictool.tui.app import PicApp
 from pictool.tui.services import LinkForm, LoadedTrace
@@ -48,6 +51,7 @@ PICTURES: dict[str, tuple[tuple[int, int], Sequence[str], Sequence[str]]] = {
     "tui-attention": ((110, 36), ["naive"], ["a", *"llll", "h", "slash", *"Tem", "enter"]),
     "tui-fixups": ((80, 24), [], ["slash", *"Femlia", "enter", "enter", "h", "f", *["right"] * 4]),
     "tui-sinks": ((100, 34), [], ["slash", *"Femlia", "enter", "enter", "a"]),
+    "tui-query": ((80, 28), [], ["n", "n", "n"]),
 }
 
 
@@ -126,10 +130,13 @@ def main() -> None:
         Path("docs").symlink_to(ROOT / "fixtures" / "docs")
         settings = Settings().override(device="cpu")
         link_all(settings)
+        query = str(ROOT / "examples" / "queries" / "judge.yaml")
+        subprocess.run([sys.executable, "-m", "pictool", "query", query, "--trace", "run"], check=True)
+        run = read_run(Path("run"))
         with WorkerJob(settings) as job:
             for name, (_, traces, _) in PICTURES.items():
                 loaded = [LoadedTrace.read(Path(f"{trace}.trace")) for trace in traces]
-                asyncio.run(take(name, PicApp(Store(), loaded, job)))
+                asyncio.run(take(name, PicApp(Store(), loaded, job, run if name == "tui-query" else None)))
         os.chdir("/")
 
 
