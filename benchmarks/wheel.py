@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CORE, SDIST, OF_DEVELOPERS = "core", "sdist", ("clients", "test", "dev")
 EXTRAS = (CORE, SDIST, *(name for name in PROJECT["optional-dependencies"] if name not in OF_DEVELOPERS))
-INCLUDES = {"tui": ("plot",), "ray": ("serve", "signed"), "mcp": ("documents", "signed")}  # what else an extra brings
+INCLUDES = {"ray": ("serve", "signed"), "mcp": ("documents", "signed")}  # what else an extra brings
 LIMIT_S = 600.0  # of a command
 TEXT = "Gadwick holds the Vulry festival. It lies on the river Temmere.\n"
 QUERY = "Which festival does Gadwick hold?"

@@ -57,6 +57,7 @@ REMOVED: dict[str, str] = {
     "plan --check": "compare with pic link --ratio auto --json",
     "bench breakdown": "use python -m benchmarks.breakdown of a checkout",
     "bench storage": "use python -m benchmarks.storage of a checkout",
+    "tui --server": "GET /health says how a server is, and Prometheus reads /metrics",
 }
 
 

@@ -1,19 +1,20 @@
-"""The base of all screens: going back, help, export, a search line, and requests to the model in the background."""
+"""The base of all screens: going back, help, pictures, questions, a search line, and requests to the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
-from textual.widgets import Input
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen, Screen
+from textual.widgets import Button, HelpPanel, Input, Static, TabbedContent, TabPane
 
 from pictool.errors import PicError
 from pictool.escapes import visible
-from pictool.tui.dialogs import ConfirmDialog, HelpScreen, PathDialog
 from pictool.tui.services import Cancelled, Listener
 
 if TYPE_CHECKING:
@@ -23,45 +24,47 @@ T = TypeVar("T")
 
 
 class PicScreen(Screen[None]):
-    """A screen of the app with a view that can be exported."""
+    """A screen of the app."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "back"),
         Binding("q", "leave", "back, or quit", show=False),
         Binding("question_mark", "help", "help", key_display="?"),
-        Binding("f1", "help", "help"),  # where ? is typed
-        Binding("e", "export", "export", show=False),
+        Binding("f1", "help", "help", show=False),  # where ? is typed
+        Binding("e", "app.screenshot(None, '.')", "export as SVG", show=False),
     ]
-    export_name = "view"
-    of_every_screen: ClassVar[bool] = True  # its keys, in help
 
     @property
     def pic(self) -> PicApp:
         return cast("PicApp", self.app)
 
-    def export_data(self) -> Mapping[str, Any] | Sequence[Any]:
-        """Return the view's data for JSON."""
-        raise NotImplementedError
-
-    def show_message(self, text: str) -> bool:
-        """Show a message on this screen itself; returns whether it does."""
-        return False
-
     def action_back(self) -> None:
-        if len(self.app.screen_stack) > 2:
+        if self.query(HelpPanel):
+            self.app.action_hide_help_panel()
+        elif self.pic.is_job_running:
+            self.pic.job.cancel()
+        elif len(self.app.screen_stack) > 2:
             self.app.pop_screen()
 
-    def action_leave(self) -> None:
+    async def action_leave(self) -> None:
         """Go back; from the screen that the command line named, quit."""
         if self is self.pic.opened:
-            self.pic.action_help_quit()
+            await self.app.action_quit()
         else:
             self.action_back()
 
     def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(self))
+        if self.query(HelpPanel):
+            self.app.action_hide_help_panel()
+        else:
+            self.app.action_show_help_panel()
 
-    def ask(self, question: str, yes: str, on_yes: Callable[[], None], details: Sequence[str] = ()) -> None:
+    def action_next_tab(self) -> None:
+        tabs = self.query_one(TabbedContent)
+        names = [str(pane.id) for pane in tabs.query(TabPane)]
+        tabs.active = names[(names.index(tabs.active) + 1) % len(names)]
+
+    def ask(self, question: str, yes: str, on_yes: Callable[[], object], details: Sequence[str] = ()) -> None:
         """Ask before something is lost; `on_yes` is called once the user agreed."""
 
         def answered(is_yes: bool | None) -> None:
@@ -70,48 +73,39 @@ class PicScreen(Screen[None]):
 
         self.app.push_screen(ConfirmDialog(question, yes, details), answered)
 
-    def action_export(self) -> None:
-        from pictool.tui.export import free_path
+    def show_later(self, show: Callable[..., object], *results: object) -> None:
+        """Show what a thread found out, in the app's own thread, unless the screen was left meanwhile."""
 
-        name = str(free_path(Path(f"{self.export_name}.svg")))
-        self.app.push_screen(PathDialog("export to (.svg, .png, .json)", name), self._export)
+        def show_if_there() -> None:
+            if self.is_attached:
+                show(*results)
 
-    def _export(self, name: str | None) -> None:
-        """Export after the dialogs are closed and the view is drawn again."""
-        if name is None:
+        self.app.call_from_thread(show_if_there)
+
+    @work(thread=True)
+    def ask_model(self, call: Callable[[Listener], T], on_result: Callable[[T], None], shown: Static) -> None:
+        """Run a call of the job in a thread; its steps take the place of a line, which is as before if it fails."""
+        if not self.app.call_from_thread(self.pic.acquire_job):
             return
-        path = Path(name)
-        if path.is_file():
-            self.ask(f"{path} exists. Write over it?", "write over it", partial(self._hide_toasts, path))
-        else:
-            self.call_after_refresh(self._hide_toasts, path)
+        before = shown.content
 
-    def _hide_toasts(self, path: Path) -> None:
-        """Export once the view is drawn without what the app has told meanwhile."""
-        self._show_toasts(False)
-        self.call_after_refresh(self._write, path)
-
-    def _show_toasts(self, is_shown: bool) -> None:
-        """Give notices room, or none. The app itself shows them again (`display`) whenever it has told something."""
-        for rack in self.query("ToastRack"):
-            rack.styles.max_height = None if is_shown else 0
-
-    def _write(self, path: Path) -> None:
-        from pictool.tui.export import export_view
+        def listen(_: str, step: str) -> None:
+            self.app.call_from_thread(shown.update, Text(f"{visible(step)} (escape cancels) …"))
 
         try:
-            data = self.export_data() if path.suffix == ".json" else {}
-            export_view(self.app, path, data)
-        except PicError as error:
-            self.pic.tell_error(error)
+            listen("note", "asking the model")
+            result = call(listen)
+        except (Cancelled, PicError) as error:
+            self.app.call_from_thread(shown.update, before)
+            self.app.call_from_thread(self.pic.tell, str(error) or "cancelled")
         else:
-            self.pic.tell(f"wrote {path}")
+            self.app.call_from_thread(on_result, result)
         finally:
-            self._show_toasts(True)
+            self.pic.is_job_running = False
 
 
 class SearchInput(Input):
-    """An input line at the bottom; escape closes it."""
+    """An input line that is there while it is used; escape closes it."""
 
     DEFAULT_CSS = """
     SearchInput { display: none; height: 1; border: none; padding: 0 1; background: $boost; }
@@ -119,7 +113,6 @@ class SearchInput(Input):
     SearchInput.-open { display: block; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "leave the search", show=False)]
-    help_title = "search line"
 
     def open(self) -> None:
         self.add_class("-open")
@@ -131,68 +124,35 @@ class SearchInput(Input):
         self.screen.focus_next()
 
 
-class BackgroundRequest(Generic[T]):
-    """A request to the model in a thread, at most one of a screen at a time. It is the call's `Listener`.
+class ConfirmDialog(ModalScreen[bool]):
+    """A question with two answers. Enter answers no, since something may be lost."""
 
-    Args:
-        on_note: shows the progress.
-        on_result: shows the result.
-        on_failure: shows what was there before, after the request failed or was cancelled.
+    DEFAULT_CSS = """
+    ConfirmDialog { align: center middle; }
+    ConfirmDialog > Vertical { width: 90%; max-width: 90; height: auto; max-height: 90%; }
+    ConfirmDialog > Vertical { border: round $error; padding: 0 1; background: $surface; }
+    ConfirmDialog Horizontal { height: auto; margin-top: 1; }
+    ConfirmDialog Button { margin-right: 2; }
     """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "dismiss(True)", "yes"),
+        Binding("n,escape,q", "dismiss(False)", "no"),
+        Binding("left,right", "app.focus_next", "other button", show=False),
+    ]
 
-    def __init__(
-        self,
-        screen: PicScreen,
-        on_note: Callable[[str], None],
-        on_result: Callable[[T], None],
-        on_failure: Callable[[], None],
-    ) -> None:
-        self._screen, self.is_running = screen, False
-        self._on_note, self._on_result, self._on_failure = on_note, on_result, on_failure
+    def __init__(self, question: str, yes: str, details: Sequence[str]) -> None:
+        super().__init__()
+        self._lines, self._yes = [question, *details], yes
 
-    def start(self, call: Callable[[Listener], T]) -> None:
-        """Run `call`, which may raise PicError or Cancelled, in a thread."""
-        if not self._screen.pic.acquire_job():
-            return
-        self.is_running = True
-        self._show_note("asking the model")
-        self._screen.run_worker(partial(self._run, call), thread=True, group="request")
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Static(Text("\n".join(map(visible, self._lines))))
+            with Horizontal():
+                yield Button(f"{self._yes} (y)", variant="error", id="yes", compact=True)
+                yield Button("no (n)", id="no", compact=True)
 
-    def cancel(self) -> bool:
-        """Cancel the request; returns whether one was running."""
-        if self.is_running:
-            self._screen.pic.services.job.cancel()
-        return self.is_running
+    def on_mount(self) -> None:
+        self.query_one("#no").focus()
 
-    def note(self, text: str) -> None:
-        """Show a step; called from the thread."""
-        self._screen.app.call_from_thread(self._show_note, text)
-
-    def text(self, piece: str) -> None:
-        """Do nothing: no result is streamed."""
-
-    def _show_note(self, text: str) -> None:
-        self._on_note(f"{visible(text)} (escape cancels) …")
-
-    def _run(self, call: Callable[[Listener], T]) -> None:
-        """Run in the thread; whatever is shown goes through the app's own thread."""
-        result: T | None = None
-        problem = ""
-        try:
-            result = call(self)
-        except Cancelled:
-            problem = "cancelled"
-        except PicError as error:
-            problem = str(error)
-        self._screen.app.call_from_thread(self._finish, result, problem)
-
-    def _finish(self, result: T | None, problem: str) -> None:
-        self.is_running = False
-        self._screen.pic.release_job()
-        if not self._screen.is_attached:
-            return
-        if result is not None:
-            self._on_result(result)
-            return
-        self._on_failure()
-        self._screen.pic.tell(problem, is_error=problem != "cancelled")
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        self.dismiss(event.button.id == "yes")

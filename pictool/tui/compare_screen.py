@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +12,8 @@ from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Container, Horizontal, Vertical
-from textual.widgets import Static, TabbedContent, TabPane
+from textual.containers import Container, Horizontal, Vertical, VerticalScroll
+from textual.widgets import Footer, Static, TabbedContent, TabPane
 
 from pictool.escapes import visible
 from pictool.linker.policies import BASELINE
@@ -25,12 +24,9 @@ from pictool.trace.labels import position_label, short
 from pictool.tui.base import SearchInput
 from pictool.tui.services import LoadedTrace
 from pictool.tui.text_screen import TextScreen
-from pictool.tui.token_colors import ColorBy, legend, token_colors
+from pictool.tui.token_colors import BY_ALL, ELSEWHERE, HERE, ColorBy, legend, token_colors, token_style
 from pictool.tui.widgets.heatmap import HeatMap
-from pictool.tui.widgets.key_footer import KeyFooter
-from pictool.tui.widgets.picker import Picker
-from pictool.tui.widgets.styles import BY_ALL, ELSEWHERE, HERE, token_style
-from pictool.tui.widgets.table import Column, RowTable
+from pictool.tui.widgets.table import Choice, RowTable
 from pictool.tui.widgets.token_text import TokensView, TokenText
 
 MODES = ("computed", "overlap")  # at how many layers a token was computed; by which of the links
@@ -38,25 +34,22 @@ _MIN_COLUMN = 36  # width of a text beside another one
 _MIN_HEIGHT = 8  # lines of a text below another one, its frame and its answer among them
 _ONE_LINE = 104  # width that sliders and legend need on one line
 _MARK_NAMES = {BY_ALL: "by all", HERE: "here", ELSEWHERE: "elsewhere"}
-_POLICY_COLUMNS = (
-    Column("policy", 20), Column("computed", 8, True), Column("Jaccard", 7, True), Column("common", 6, True),
-    Column("KL", 8, True), Column("|logit|", 7, True), Column("answer", 0),
-)  # fmt: skip
+_POLICY_COLUMNS = ("policy", ">computed", ">Jaccard", ">common", ">KL", ">|logit|", "answer")
 
 
 class CompareScreen(TextScreen):
     """Compares every other trace with the baseline, which comes first: the one of full recompute if there is any."""
 
     DEFAULT_CSS = """
-    CompareScreen #texts { layout: grid; height: 1fr; }
-    CompareScreen #texts > Vertical { height: 1fr; border: round $panel-lighten-2; }
+    CompareScreen #texts { layout: grid; height: 1fr; scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
+    CompareScreen #texts > Vertical { border: round $panel-lighten-2; }
     CompareScreen #texts > Vertical { border-title-color: $text; border-subtitle-color: $text; }
     CompareScreen #texts > Vertical:focus-within { border: round $primary; }
     CompareScreen .answer { height: 1; }
     CompareScreen #top { layout: horizontal; height: 1; }
     CompareScreen.-narrow #top { layout: vertical; height: 2; }
-    CompareScreen #pickers { width: auto; min-width: 46; height: 1; }
-    CompareScreen.-narrow #pickers { width: 1fr; }
+    CompareScreen #choices { width: auto; min-width: 46; height: 1; }
+    CompareScreen.-narrow #choices { width: 1fr; }
     CompareScreen #legend { width: 1fr; height: 1; padding: 0 1; }
     CompareScreen TabbedContent { height: 10; max-height: 35%; }
     CompareScreen.-folded TabbedContent { display: none; }
@@ -68,14 +61,10 @@ class CompareScreen(TextScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("d", "difference(1)", "difference"),
         Binding("D", "difference(-1)", "difference before", show=False),
-        Binding("m", "mode", "show"),
-        Binding("l", "layer(1)", "layer"),
-        Binding("L", "layer(-1)", "layer before", show=False),
-        Binding("v", "texts(1)", "texts"),
-        Binding("V", "texts(-1)", "texts before", show=False),
-        Binding("t", "next_tab", "tab"),
+        Binding("m", "step('mode',1)", "show"),
+        Binding("l", "step('layer',1)", "layer"),
+        Binding("L", "step('layer',-1)", "layer before", show=False),
     ]
-    export_name = "compare"
 
     def __init__(self, traces: Sequence[LoadedTrace]) -> None:
         """Compare the traces.
@@ -87,127 +76,84 @@ class CompareScreen(TextScreen):
         self.loaded = tuple(sorted(traces, key=lambda loaded: loaded.trace.report["algo"] != BASELINE))  # stable
         first, *others = self.loaded
         self.diffs = tuple(diff_traces(first.trace, other.trace, (first.name, other.name)) for other in others)
-        self.shown_layer: int | None = None
-        self.mode = MODES[0]
-        self._first_shown, self._num_shown = 0, len(self.loaded)  # texts
-        self._is_scrolling = False
 
     def compose(self) -> ComposeResult:
+        names = [short(loaded.trace.label, 16) for loaded in self.loaded]
         with Container(id="top"):
-            with Horizontal(id="pickers"):
-                yield Picker("show", none=None, id="mode")
-                yield Picker("layer", none="all", id="layer")
-                yield Picker("texts", none=None, id="shown")
+            with Horizontal(id="choices"):
+                yield Choice("mode")
+                yield Choice("layer")
             yield Static(id="legend")
-        with Container(id="texts"):
+        with VerticalScroll(id="texts", can_focus=False):
             for loaded in self.loaded:
                 with Vertical() as column:
-                    column.border_title = Text(self._title_of(loaded))
+                    column.border_title = Text(_title_of(loaded.trace, loaded is self.loaded[0]))
                     yield Static(Text(visible(loaded.trace.answer)), classes="answer")
                     # The prompt alone, since the generated tokens differ from link to link.
                     yield TokensView(TokenText.of_prompt(loaded.trace))
         with TabbedContent():
             with TabPane("policies", id="tab-policies"):
-                yield RowTable(_POLICY_COLUMNS, id="policies")
+                yield RowTable(*_POLICY_COLUMNS, id="policies")
             with TabPane("map", id="tab-map"):
                 yield HeatMap(self.loaded[0].trace.layout.starts)
             with TabPane("layers", id="tab-layers"):
-                yield RowTable(jaccard_columns(self.loaded), id="layers")
+                yield RowTable(">layer", *(f">{name}" for name in names[1:]), id="layers")
             with TabPane("first token", id="tab-first"):
-                yield RowTable(candidate_columns(self.loaded), id="first")
+                yield RowTable(
+                    "token", *(f">{name}" for name in names), *(f">logit {name}" for name in names[1:]), id="first"
+                )
             with TabPane("answers", id="tab-answers"):
-                yield RowTable(answer_columns(self.loaded), id="answers")
+                yield RowTable("", ">token", *names, id="answers")
         yield Static(id="status")
         yield SearchInput(placeholder="search; enter: next, escape: leave")
-        yield KeyFooter()
-
-    def _title_of(self, loaded: LoadedTrace) -> str:
-        return visible(loaded.trace.label) + " (baseline)" * (loaded is self.loaded[0])
+        yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        num_layers = len(self.loaded[0].trace.rows)
-        self.query_one("#layer", Picker).choose_from([str(layer) for layer in range(num_layers)], None)
         self.query_one("#policies", RowTable).show_rows(policy_rows(self.loaded, self.diffs))
         self.query_one("#layers", RowTable).show_rows(jaccard_rows(self.diffs))
         self.query_one("#first", RowTable).show_rows(candidate_rows(self.loaded, self.diffs))
         self.query_one("#answers", RowTable).show_rows(answer_rows(self.loaded))
-        self.query_one("#mode", Picker).choose_from(MODES, 0)
+        layers = range(len(self.loaded[0].trace.rows))
+        self.query_one("#mode", Choice).choose_from({mode: mode for mode in MODES}, MODES[0])
+        labels = {None: "all layers"} | {layer: f"layer {layer}" for layer in layers}
+        self.query_one("#layer", Choice).choose_from(labels, None)
         self.views[0].focus()
         for view in self.views:
-            self.watch(view, "scroll_y", partial(self._scroll_alike, view), init=False)
+            self.watch(view, "scroll_y", self._scroll_alike, init=False)
         self.show_layer()
 
     def on_resize(self, event: events.Resize) -> None:
-        super().on_resize(event)
         self.set_class(event.size.width < _ONE_LINE, "-narrow")
         self.call_after_refresh(self._lay_out)
 
-    def on_folded(self) -> None:
+    def action_fold(self) -> None:
+        super().action_fold()
         self.call_after_refresh(self._lay_out)
 
     def _lay_out(self) -> None:
-        """Show as many texts as there is room for, side by side and below each other; `v` shows the next ones."""
+        """Give all texts the same size, so that they break and scroll alike; what has no room is scrolled to."""
         texts = self.query_one("#texts")
-        num_columns, num_rows = grid_of(len(self.loaded), texts.size.width, texts.size.height)
-        texts.styles.grid_size_columns, texts.styles.grid_size_rows = num_columns, num_rows
-        self._num_shown = min(len(self.loaded), num_columns * num_rows)
-        self._show_texts(self._first_shown)
+        size = texts.scrollable_content_region
+        num_columns = min(len(self.loaded), max(1, size.width // _MIN_COLUMN))
+        num_rows = -(-len(self.loaded) // num_columns)
+        num_columns = -(-len(self.loaded) // num_rows)  # none that stays empty
+        texts.styles.grid_size_columns = num_columns
+        texts.styles.grid_columns = str(size.width // num_columns)
+        texts.styles.grid_rows = str(max(_MIN_HEIGHT, size.height // num_rows))
 
-    def _show_texts(self, first: int) -> None:
-        """Show the texts from this one on, and the last ones at most."""
-        self._first_shown = first = max(0, min(first, len(self.loaded) - self._num_shown))
-        for index, view in enumerate(self.views):
-            assert view.parent is not None
-            view.parent.display = first <= index < first + self._num_shown
-        starts = range(len(self.loaded) - self._num_shown + 1)
-        labels = [f"{start + 1}-{start + self._num_shown}/{len(self.loaded)}" for start in starts]
-        if self._num_shown == 1:
-            labels = [f"{start + 1}/{len(self.loaded)}" for start in starts]
-        self.query_one("#shown", Picker).choose_from(labels, first)
-        if isinstance(self.focused, TokensView) and self.focused not in self.shown_views:
-            self.shown_views[0].focus()
-        self.refresh_bindings()
-        self.call_after_refresh(self._align)
-
-    def _align(self) -> None:
-        """Break the lines of all texts alike, and scroll them alike: columns may differ by a cell in width."""
-        shown = self.shown_views
-        width = min(view.scrollable_content_region.width for view in shown)
-        for view in shown:
-            view.set_max_width(width)
-        self.call_after_refresh(self._scroll_as_lowest)
-
-    def _scroll_as_lowest(self) -> None:
-        """Scroll all texts as the lowest of them, so that the cursor is in view in each."""
-        lowest = min(self.shown_views, key=lambda view: view.size.height)
-        self._scroll_alike(lowest, lowest.scroll_y)
-
-    def _scroll_alike(self, scrolled: TokensView, y: float) -> None:
-        """Scroll the other texts to where one was scrolled."""
-        if not self._is_scrolling:
-            self._is_scrolling = True
-            for view in self.shown_views:
-                if view is not scrolled:
-                    view.scroll_to(y=y, animate=False, immediate=True)
-            self._is_scrolling = False
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """There are no other texts while all are shown."""
-        return action != "texts" or self._num_shown < len(self.loaded)
-
-    def action_texts(self, by: int) -> None:
-        """Show the next texts; after the last ones come the first."""
-        last, first = len(self.loaded) - self._num_shown, self._first_shown
-        step = by * self._num_shown
-        is_end = first == last if by > 0 else first == 0
-        self._show_texts((0 if by > 0 else last) if is_end else first + step)
+    def _scroll_alike(self, y: float) -> None:
+        """Scroll all texts to where one was scrolled."""
+        for view in self.views:
+            view.scroll_to(y=y, animate=False, immediate=True)
 
     def show_layer(self) -> None:
         """Show the tokens of the chosen mode and layer."""
-        traces, by = [loaded.trace for loaded in self.loaded], ColorBy(layer=self.shown_layer)
-        is_overlap, has_color = self.mode == "overlap", not self.app.no_color
+        traces = [loaded.trace for loaded in self.loaded]
+        layer = self.query_one("#layer", Choice).value
+        by = ColorBy(layer=layer if isinstance(layer, int) else None)
+        is_overlap, has_color = self.query_one("#mode", Choice).value == MODES[1], not self.app.no_color
         all_colors = [token_colors(trace, None, by) for trace in traces]
-        all_marks = overlap_marks(traces, self.shown_layer)
+        all_marks = overlap_marks(traces, by.layer)
         num_prompt = traces[0].layout.num_tokens
         for view, colors, marks in zip(self.views, all_colors, all_marks, strict=True):
             view.set_steps(marks if is_overlap else colors.steps[:num_prompt])
@@ -230,33 +176,18 @@ class CompareScreen(TextScreen):
 
     def on_tokens_view_moved(self, event: TokensView.Moved) -> None:
         if event.view.cursor == event.token:  # else the cursor has moved on
-            self._follow(event.token)
+            self.go_to(event.token)
 
     def on_heat_map_moved(self, event: HeatMap.Moved) -> None:
-        self._follow(event.column)
+        self.go_to(event.column)
 
-    def _follow(self, token: int) -> None:
-        self.go_to(token)
+    def go_to(self, token: int) -> None:
+        super().go_to(token)
         self.query_one(HeatMap).column = token
         self.show_token()
-        self.call_after_refresh(self._scroll_as_lowest)
 
-    def on_picker_picked(self, event: Picker.Picked) -> None:
-        if event.picker.id == "mode":
-            self.mode = MODES[event.value or 0]
-        elif event.picker.id == "shown":
-            self._show_texts(event.value or 0)
-            return
-        else:
-            self.shown_layer = event.value
+    def on_select_changed(self) -> None:
         self.show_layer()
-
-    def action_mode(self) -> None:
-        picker = self.query_one("#mode", Picker)
-        picker.pick((MODES.index(self.mode) + 1) % len(MODES))
-
-    def action_layer(self, by: int) -> None:
-        self.query_one("#layer", Picker).action_step(by)
 
     def action_difference(self, by: int) -> None:
         """Move to the next token that not all links computed at the same layers."""
@@ -269,17 +200,9 @@ class CompareScreen(TextScreen):
         else:
             self.pic.tell("no further difference")
 
-    def export_data(self) -> Sequence[Mapping[str, Any]]:
-        first, *others = self.loaded
-        return [self.pic.services.exports.diff(first, other) for other in others]
 
-
-def grid_of(num_texts: int, width: int, height: int) -> tuple[int, int]:
-    """Return how many columns and rows of texts have room: at least one of each, and none that stays empty."""
-    columns = min(num_texts, max(1, width // _MIN_COLUMN))
-    rows = min(-(-num_texts // columns), max(1, height // _MIN_HEIGHT))
-    columns = min(columns, -(-num_texts // rows))
-    return columns, rows
+def _title_of(trace: Trace, is_baseline: bool) -> str:
+    return visible(trace.label) + " (baseline)" * is_baseline
 
 
 def policy_rows(traces: Sequence[LoadedTrace], diffs: Sequence[TraceDiff]) -> list[tuple[str, ...]]:
@@ -291,13 +214,8 @@ def policy_rows(traces: Sequence[LoadedTrace], diffs: Sequence[TraceDiff]) -> li
             numbers = [f"{diff.selection.overall:.3f}", str(diff.common), f"{diff.kl[0]:.3g}", f"{diff.max_logit:.3g}"]
         trace = loaded.trace
         computed = f"{trace.report['tokens']['recomputed']:.1f}"
-        rows.append((visible(trace.label) + " (baseline)" * (diff is None), computed, *numbers, visible(trace.answer)))
+        rows.append((_title_of(trace, diff is None), computed, *numbers, trace.answer))
     return rows
-
-
-def jaccard_columns(traces: Sequence[LoadedTrace]) -> list[Column]:
-    names = ["layer", *(short(loaded.trace.label, 16) for loaded in traces[1:])]
-    return [Column(name, max(6, len(name)), True) for name in names]
 
 
 def jaccard_rows(diffs: Sequence[TraceDiff]) -> list[tuple[str, ...]]:
@@ -305,12 +223,6 @@ def jaccard_rows(diffs: Sequence[TraceDiff]) -> list[tuple[str, ...]]:
     layers = range(len(diffs[0].selection.jaccard))
     rows = [(str(layer), *(f"{diff.selection.jaccard[layer]:.3f}" for diff in diffs)) for layer in layers]
     return [*rows, ("all", *(f"{diff.selection.overall:.3f}" for diff in diffs))]
-
-
-def candidate_columns(traces: Sequence[LoadedTrace]) -> list[Column]:
-    names = [short(loaded.trace.label, 16) for loaded in traces]
-    logits = [Column(f"logit {name}", max(10, len(name) + 6), True) for name in names[1:]]
-    return [Column("token", 10), *(Column(name, max(7, len(name)), True) for name in names), *logits]
 
 
 def candidate_rows(traces: Sequence[LoadedTrace], diffs: Sequence[TraceDiff]) -> list[tuple[str, ...]]:
@@ -326,11 +238,6 @@ def candidate_rows(traces: Sequence[LoadedTrace], diffs: Sequence[TraceDiff]) ->
         differences = [f"{logits[token] - first[token]:+.2f}" for logits in others]
         rows.append((short(texts[token], 10), *(f"{of_link[token]:.4f}" for of_link in probabilities), *differences))
     return rows
-
-
-def answer_columns(traces: Sequence[LoadedTrace]) -> list[Column]:
-    names = [short(loaded.trace.label, 16) for loaded in traces]
-    return [Column("", 1), Column("token", 5, True), *(Column(name, 22) for name in names)]
 
 
 def answer_rows(traces: Sequence[LoadedTrace]) -> list[tuple[str, ...]]:

@@ -3,47 +3,36 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from time import time_ns
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from rich.filesize import decimal
+from rich.markup import escape
 from rich.text import Text
-from textual import events
+from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import Input, Static
+from textual.widgets import Footer, Input, Static
 from textual.worker import get_current_worker
 
 from pictool.errors import PicError
 from pictool.escapes import visible
-from pictool.store.store import Store
+from pictool.store.eviction import pinned
+from pictool.store.store import Store, StoredObject
 from pictool.tui.base import PicScreen, SearchInput
-from pictool.tui.listing import (
-    SHORT,
-    SORTS,
-    ListedObject,
-    Listing,
-    ago,
-    count_links,
-    counted,
-    readable,
-    short_keys,
-)
-from pictool.tui.object_upkeep import ObjectUpkeep
-from pictool.tui.widgets.key_footer import KeyFooter
-from pictool.tui.widgets.table import Column, RowTable
+from pictool.tui.listing import SHORT, Listing, counted, short_keys
+from pictool.tui.services import LoadedTrace, is_run_path
+from pictool.tui.widgets.table import RowTable
 
 REFRESH_S = 2.0
-_OBJECTS = (
-    Column("", 2), Column("key", SHORT), Column("tokens", 6, True), Column("text", 0), Column("size", 7, True),
-    Column("hits", 4, True), Column("used", 6, True), Column("dummy", 5, True), Column("links", 5, True),
-)  # fmt: skip
-_SORT_OF = ("key", "key", "tokens", "text", "size", "hits", "used", "dummy", "links")  # by column
-_TRACES = (
-    Column("", 1), Column("policy", 18), Column("computed", 8, True), Column("tokens", 6, True), Column("answer", 0),
-    Column("file", 16),
-)  # fmt: skip
+_MOST_ROWS = 500  # of a table, which is drawn as a whole; the filter finds the others
+_MOST_NAMED = 6  # objects that a question names
+_TITLES = ("", "key", ">tokens", ">size", ">hits", ">used", ">dummy", ">links", "text")
+_SORTS = [title.removeprefix(">") for title in _TITLES[1:]]
 EMPTY = """\
 There is no object here yet.
 
@@ -59,12 +48,13 @@ class HomeScreen(PicScreen):
     """Two tables. The store is read in a thread, and read again when it changes."""
 
     DEFAULT_CSS = """
-    HomeScreen #store { height: 1; padding: 0 1; background: $boost; }
+    HomeScreen #store { height: 1; padding: 0 1; background: $boost; text-wrap: nowrap; text-overflow: ellipsis; }
+    HomeScreen #empty { height: 1fr; padding: 0 1; }
     HomeScreen #traces-title { height: 1; padding: 0 1; background: $boost; }
-    HomeScreen #traces { height: auto; max-height: 30%; min-height: 3; }
+    HomeScreen #traces { height: auto; max-height: 30%; }
     HomeScreen #preview { height: 4; padding: 0 1; border-top: solid $panel-lighten-2; }
     HomeScreen.-tall #preview { height: 7; }
-    HomeScreen.-folded #preview, HomeScreen.-bare #preview { display: none; }
+    HomeScreen.-folded #preview, HomeScreen.-low #preview { display: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "filter", key_display="/"),
@@ -79,292 +69,286 @@ class HomeScreen(PicScreen):
         Binding("s", "sort", "sort"),
         Binding("f", "fold", "fold"),
         Binding("V", "verify(True)", "verify all", show=False),
-        Binding("S", "reverse", "reverse", show=False),
         Binding("q", "app.quit", "quit"),
         Binding("escape", "cancel", "end verifying; else unmark all", show=False),
     ]
-    export_name = "store"
 
     def __init__(self, store: Store) -> None:
         super().__init__()
-        self.listing = Listing(store)
-        self.listed: list[ListedObject] = []
-        self.sort, self.is_reversed, self._is_reading = "key", False, False
+        self._store, self.listing = store, Listing()
+        self.listed: list[StoredObject] = []
+        self.sort = "key"
         self.marked: set[str] = set()
         self.marked_traces: set[str] = set()
-        self._note = ""
-        self.upkeep = ObjectUpkeep(
-            self, store, lambda entry: self.pic.object_name(entry.key, entry.stored), self._set_note,
-            self.refresh_store, self._set_verified,
-        )  # fmt: skip
+        self._problems: dict[tuple[str, int], str] = {}  # that verifying found, by key and time of the file
+        self._stamp: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
-        yield Static(id="store")
+        yield Static("reading the store …", id="store")
         yield SearchInput(placeholder="filter by key, file or text; enter: keep, escape: leave")
-        yield RowTable(_OBJECTS, can_open=True, id="objects")
+        yield RowTable(*_TITLES, id="objects")
+        yield Static(id="empty")
         yield Static(id="preview")
         yield Static(id="traces-title")
-        yield RowTable(_TRACES, can_open=True, id="traces")
-        yield KeyFooter()
+        yield RowTable("", "policy", ">computed", ">tokens", "answer", "file", id="traces")
+        yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        self.query_one("#objects").focus()
+        self.objects, self.traces = self.query_one("#objects", RowTable), self.query_one("#traces", RowTable)
+        self.objects.focus()
         self.show_traces()
-        self.show_objects()
         self.refresh_store()
         self.set_interval(REFRESH_S, self.refresh_store)
 
+    @work(thread=True, exclusive=True, group="listing")
     def refresh_store(self) -> None:
-        """Read what is new in the store, unless a thread is reading already."""
-        if not self._is_reading:
-            self._is_reading = True
-            self.run_worker(self._read, thread=True, group="listing")
-
-    def _read(self) -> None:
-        worker, problem = get_current_worker(), ""
+        """Read the store again if it was changed or used."""
+        store = self._store
         try:
-            if self.listing.refresh():
-                self.app.call_from_thread(self.show_objects)
-            self.listing.read_headers(
-                lambda: self.app.call_from_thread(self.show_objects),
-                lambda: worker.is_cancelled or not self.app.is_running,
-                self.app.call_from_thread(self.visible_keys),
-            )
+            stamp = (store.stamp(), store.use_stamp(), pinned(store.root))
+            if stamp != self._stamp:
+                self.show_later(self._show_listing, Listing.read(store), stamp)
         except (PicError, OSError) as error:
-            problem = str(error)
-        self.app.call_from_thread(self._read_done, problem)
+            self.show_later(self.pic.tell, str(error))
 
-    def _read_done(self, problem: str) -> None:
-        self._is_reading = False
-        if problem:
-            self.pic.tell(problem, is_error=True)
-
-    def _table(self) -> RowTable | None:
-        """The objects' table; None while the program ends, when a thread may still call this."""
-        return next(iter(self.query("#objects").results(RowTable)), None) if self.is_attached else None
-
-    def visible_keys(self) -> list[str]:
-        """Return the keys of the objects that are on the screen."""
-        if (table := self._table()) is None:
-            return []
-        top = int(table.scroll_offset.y)
-        return [entry.key for entry in self.listed[top : top + table.size.height]]
+    def _show_listing(self, listing: Listing, stamp: tuple[object, ...]) -> None:
+        self.listing, self._stamp = listing, stamp
+        self.marked &= listing.objects.keys()
+        self.show_objects()
 
     def show_objects(self) -> None:
         """Filter and sort the objects and show them; the cursor stays on its object."""
-        table, links = self._table(), self._links()
-        if table is None:
-            return
-        key = self.listed[table.cursor].key if table.cursor < len(self.listed) else None
-        self.listed = self.listing.objects(self.query_one(SearchInput).value, self.sort, self.is_reversed, links)
-        self.marked &= self.listing.described.keys()
-        table.show(len(self.listed), self._object_cells, lambda index: bool(self.listed[index].problem), self._empty())
-        index = next((i for i, entry in enumerate(self.listed) if entry.key == key), None)
-        if index is not None:
-            table.cursor = index
+        under = [stored.key for stored in self._under_cursor()]
+        links = Counter(key for one in self.pic.traces for key in {chunk.key for chunk in one.trace.chunks})
+        self.listed = self.listing.find(self.query_one(SearchInput).value, self.sort, links)
+        rows = [
+            self.listing.cells(stored, self._problem(stored), links[stored.key], stored.key in self.marked)
+            for stored in islice(self.listed, _MOST_ROWS)
+        ]
+        self.objects.show_rows(rows, lambda row: "red" if self._problem(self.listed[row]) else "")
+        keys = [stored.key for stored in self.listed[:_MOST_ROWS]]
+        if under and under[0] in keys:
+            self.objects.move_cursor(row=keys.index(under[0]))
+        self.objects.styles.height, self.query_one("#empty").display = "1fr" if rows else 1, not rows
+        self.query_one("#empty", Static).update(self._empty())
         self._show_title()
         self._show_preview()
 
-    def _empty(self) -> str:
+    def _problem(self, stored: StoredObject) -> str:
+        """Why an object cannot be used, as far as that is known; else ""."""
+        return self._problems.get((stored.key, stored.used_ns), "") or stored.problem or ""
+
+    def _empty(self) -> Text:
         """What to do where no object is listed."""
-        if self.listing.described and (text := self.query_one(SearchInput).value):
-            return f"No key, file or text contains {visible(text)!r}. Escape leaves the filter: / and escape."
-        return EMPTY.format(store=visible(shlex.quote(str(self.listing.store.root))))
+        if self.listing.objects:
+            return Text(f"No key, file or text contains {visible(self.query_one(SearchInput).value)!r}.")
+        return Text(EMPTY.format(store=visible(shlex.quote(str(self._store.root)))))
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height >= 2 * _MIN_FOR_PREVIEW, "-tall")
-        self._show_preview()
+        self.set_class(event.size.height < _MIN_FOR_PREVIEW, "-low")
 
-    def on_row_table_moved(self, event: RowTable.Moved) -> None:
-        if event.table.id == "objects":
+    def on_data_table_row_highlighted(self, event: RowTable.RowHighlighted) -> None:
+        if event.data_table is self.objects:
             self._show_preview()
 
     def _show_preview(self) -> None:
-        """Show what the object under the cursor is, and the beginning of its text."""
-        index, pane = self.query_one("#objects", RowTable).cursor, self.query_one("#preview", Static)
-        has_room = index < len(self.listed) and self.size.height >= _MIN_FOR_PREVIEW
-        self.set_class(not has_room, "-bare")
-        if has_room:
-            entry = self.listed[index]
-            known = self.listing.sources.get(entry.key)
-            model = None if known is None else known.model
-            pane.update(preview(entry, self.pic.source_of(entry.key), model), layout=False)
-
-    def _set_note(self, text: str) -> None:
-        self._note = text
-        if self.is_attached:
-            self._show_title()
-
-    def _set_verified(self, found: Mapping[str, str]) -> None:
-        self.listing.set_verified(found)
-        self.show_objects()
-
-    def _links(self) -> dict[str, int]:
-        return count_links([[chunk.key for chunk in loaded.trace.chunks if chunk.key] for loaded in self.pic.traces])
+        """Show what the object under the cursor is, and the beginning of its text or its problem."""
+        text = Text()
+        for stored in self.listed[self.objects.cursor_row :][:1]:
+            key, meta, known = stored.key, stored.meta, self.listing.sources.get(stored.key)
+            facts = [key[:SHORT], self.source_of(key) or ""]
+            if meta is not None:
+                facts += [known.model if known else meta.target.architecture, meta.target.dtype, f"codec {meta.codec}"]
+                facts += ["table of fixups" if meta.fixups else "", "pinned" if key in self.listing.pins else ""]
+            words = self._problem(stored) or " ".join(stored.text.split())
+            text = Text.assemble((visible("  ".join(filter(None, facts))), "dim"), "\n", visible(words))
+        self.query_one("#preview", Static).update(text, layout=False)
 
     def _show_title(self) -> None:
-        known = [entry.stored for entry in self.listed if entry.stored is not None]
-        size, num_missing = sum(stored.num_bytes for stored in known), len(self.listed) - len(known)
-        total = self.listing.num_objects
-        counts = f"{len(self.listed)} of {total} objects" if len(self.listed) < total else counted(total, "object")
-        more = f", {num_missing} being read" if num_missing else ""
+        total, size = len(self.listing.objects), decimal(sum(stored.num_bytes for stored in self.listed))
+        counts = counted(total, "object") if len(self.listed) == total else f"{len(self.listed)} of {total} objects"
+        shown = f", the first {_MOST_ROWS} shown" if len(self.listed) > _MOST_ROWS else ""
         marked = f", {len(self.marked)} marked" if self.marked else ""
-        sort = f"by {self.sort}{' (reversed)' if self.is_reversed else ''}"
-        where = visible(str(self.listing.store.root))
-        title = self._note or f"{counts}, {readable(size)}{more}{marked}; {sort}; store {where}"
-        self.query_one("#store", Static).update(Text(title, no_wrap=True, overflow="ellipsis"))
+        self._note(f"{counts}, {size}{shown}{marked}; by {self.sort}; store {self._store.root}")
 
-    def _object_cells(self, index: int) -> tuple[str, ...]:
-        entry = self.listed[index]
-        mark = f"{'✓' if entry.key in self.marked else ' '}{'P' if entry.is_pinned else ' '}"
-        key, hits, links = entry.key[:SHORT], "?" if entry.hits is None else str(entry.hits), str(entry.links or "")
-        stored = entry.stored
-        if stored is None:
-            return (mark, key, "…", "", "", hits, "", "", links)
-        use = readable(stored.num_bytes), hits, ago(stored.used_ns, time_ns())
-        if entry.problem or stored.meta is None:
-            why = entry.problem.removeprefix(f"{stored.path}: ")
-            return (mark, key, "", f"DAMAGED: {visible(why)}", *use, "", links)
-        source = self.listing.sources.get(entry.key)
-        named = "" if source is None else f"{Path(source.source).name}: "
-        text = visible(named + " ".join(stored.text[:400].split()))
-        return (mark, key, str(stored.meta.num_tokens), text, *use, str(stored.meta.sinks), links)
+    def _note(self, text: str) -> None:
+        self.query_one("#store", Static).update(Text(visible(text)))
 
     def show_traces(self) -> None:
         traces = self.pic.traces
-        table = self.query_one("#traces", RowTable)
-        table.show_rows([self._trace_cells(index) for index in range(len(traces))])
-        table.styles.height = min(len(traces), 8) + 1
-        table.display = bool(traces)
-        title = f"{counted(len(traces), 'open trace')}" if traces else "no open trace: o opens one, l links"
+        self.traces.show_rows(map(self._trace_cells, traces))
+        self.traces.display = bool(traces)
+        title = counted(len(traces), "open trace") if traces else "no open trace: o opens one, l links"
         self.query_one("#traces-title", Static).update(title)
 
-    def _trace_cells(self, index: int) -> tuple[str, ...]:
-        name, trace = self.pic.traces[index].name, self.pic.traces[index].trace
-        tokens = trace.report["tokens"]
-        return (
-            "✓" if name in self.marked_traces else "", visible(trace.label), f"{tokens['recomputed']:.1f}",
-            str(tokens["prompt"]), visible(trace.answer), visible(name),
-        )  # fmt: skip
+    def _trace_cells(self, loaded: LoadedTrace) -> tuple[object, ...]:
+        trace, tokens = loaded.trace, loaded.trace.report["tokens"]
+        mark = "✓" if loaded.name in self.marked_traces else ""
+        return mark, trace.label, f"{tokens['recomputed']:.1f}", tokens["prompt"], trace.answer, loaded.name
 
-    def on_row_table_selected(self, event: RowTable.Selected) -> None:
-        if event.table.id == "traces":
-            self.pic.show_trace(self.pic.traces[event.row])
+    def source_of(self, key: str) -> str | None:
+        """The document that an object came from, as far as the store or an open trace tells."""
+        if key in self.listing.sources:
+            return self.listing.sources[key].source
+        chunks = (chunk for loaded in self.pic.traces for chunk in loaded.trace.chunks)
+        return next((chunk.source for chunk in chunks if chunk.key == key), None)
+
+    def name_of(self, key: str) -> str:
+        """An object's name for people."""
+        return self.listing.name(key, self.source_of(key))
+
+    def on_data_table_row_selected(self, event: RowTable.RowSelected) -> None:
+        if event.data_table is self.traces:
+            self.pic.show_traces([self.pic.traces[event.cursor_row]])
             return
         from pictool.tui.object_screen import ObjectScreen
 
-        try:
-            screen = ObjectScreen(self.listing.store, self.listed[event.row].key)
-        except PicError as error:
-            self.pic.tell_error(error)
-            self.refresh_store()
-        else:
-            self.app.push_screen(screen)
+        self.pic.try_to_show(lambda: ObjectScreen(self._store, self.listed[event.cursor_row].key))
+        self.refresh_store()
 
-    def on_row_table_header_clicked(self, event: RowTable.HeaderClicked) -> None:
-        if event.table.id == "objects":
-            sort = _SORT_OF[event.column]
-            self.is_reversed = sort == self.sort and not self.is_reversed
-            self.sort = sort
+    def on_data_table_header_selected(self, event: RowTable.HeaderSelected) -> None:
+        if event.data_table is self.objects and event.column_index:
+            self.sort = _SORTS[event.column_index - 1]
             self.show_objects()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self.show_objects()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.query_one("#objects").focus()
+        self.objects.focus()
 
     def action_filter(self) -> None:
         self.query_one(SearchInput).open()
 
     def action_sort(self) -> None:
-        self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
-        self.show_objects()
-
-    def action_reverse(self) -> None:
-        self.is_reversed = not self.is_reversed
+        self.sort = _SORTS[(_SORTS.index(self.sort) + 1) % len(_SORTS)]
         self.show_objects()
 
     def action_mark(self) -> None:
         """Mark or unmark the object or trace under the cursor, and move to the next one."""
-        objects, traces = self.query_one("#objects", RowTable), self.query_one("#traces", RowTable)
-        if traces.has_focus and traces.count:
-            self.marked_traces ^= {self.pic.traces[traces.cursor].name}
-            traces.action_move(1)
-        elif objects.count:
-            self.marked ^= {self.listed[objects.cursor].key}
-            objects.action_move(1)
-        objects.refresh()
-        self.show_traces()
-        self._show_title()
+        if self.traces.has_focus:
+            self.marked_traces ^= {self.pic.traces[self.traces.cursor_row].name}
+            self.show_traces()
+            self.traces.action_cursor_down()
+        else:
+            self.marked ^= {stored.key for stored in self._under_cursor()}
+            self.show_objects()
+            self.objects.action_cursor_down()
 
-    def _chosen(self) -> list[ListedObject]:
+    def _chosen(self) -> list[str]:
         """The marked objects that are listed; else the one under the cursor."""
-        marked = [entry for entry in self.listed if entry.key in self.marked]
-        return marked or self._under_cursor()
+        listed = [stored.key for stored in self.listed]
+        return [key for key in listed if key in self.marked] or [stored.key for stored in self._under_cursor()]
 
-    def _under_cursor(self) -> list[ListedObject]:
+    def _under_cursor(self) -> list[StoredObject]:
         """The object under the cursor; none while the traces have the focus."""
-        if self.query_one("#traces").has_focus:
-            return []
-        return self.listed[self.query_one("#objects", RowTable).cursor :][:1]
+        return [] if self.traces.has_focus else self.listed[self.objects.cursor_row :][:1]
 
     def action_link(self) -> None:
-        keys = [entry.key for entry in self._chosen()]
-        self.pic.show_link(short_keys(keys, list(self.listing.described)))
+        from pictool.tui.link_screen import LinkScreen
+
+        self.app.push_screen(LinkScreen(short_keys(self._chosen(), list(self.listing.objects))))
 
     def action_delete(self) -> None:
-        self.upkeep.delete(self._chosen())
+        """Ask, then remove the chosen objects; pinned ones stay."""
+        from pictool.store.upkeep import expire
+
+        keys = [key for key in self._chosen() if key not in self.listing.pins]
+        if not keys:
+            self.pic.tell("no object to delete; pinned ones stay")
+            return
+        size = decimal(sum(self.listing.objects[key].num_bytes for key in keys))
+        names = [f"{key[:SHORT]}  {self.name_of(key)}" for key in keys[:_MOST_NAMED]]
+        names += [f"and {len(keys) - _MOST_NAMED} more"] * (len(keys) > _MOST_NAMED)
+
+        def delete() -> str:
+            return f"deleted {counted(expire(self._store, keys).count, 'object')}; what is used meanwhile stays"
+
+        question = f"Delete {counted(len(keys), 'object')}, {size}? Links compile their texts again."
+        self.ask(question, "delete", partial(self._run, delete), names)
 
     def action_pin(self) -> None:
-        self.upkeep.toggle_pins(self._chosen())
+        """Pin the chosen objects, so that they are neither evicted nor deleted; unpin them if all are pinned."""
+        from pictool.store.upkeep import pin, unpin
+
+        keys = self._chosen()
+        change, verb = (unpin, "unpinned") if self.listing.pins.issuperset(keys) else (pin, "pinned")
+
+        def change_all() -> str:
+            for key in keys:
+                change(self._store, key)
+            return f"{verb} {counted(len(keys), 'object')}"
+
+        self._run(change_all)
 
     def action_verify(self, is_all: bool) -> None:
-        self.upkeep.verify(self.listed if is_all else self._chosen())
+        """Read and check all bytes of the chosen objects, or of all that are listed."""
+        from pictool.store.upkeep import find_problem
+
+        chosen = self.listed if is_all else [self.listing.objects[key] for key in self._chosen()]
+
+        def verify() -> str:
+            worker, found = get_current_worker(), dict[tuple[str, int], str]()
+            for stored in chosen:
+                if worker.is_cancelled:
+                    break
+                self.show_later(self._note, f"verifying {len(found) + 1} of {len(chosen)} (escape ends it) …")
+                found[stored.key, stored.used_ns] = str(find_problem(self._store, stored.key) or "")
+            self._problems |= found
+            num_bad = sum(map(bool, found.values()))
+            verdict = f"{num_bad} cannot be used; x deletes what is damaged" if num_bad else "all are whole"
+            return f"verified {len(found)} of {counted(len(chosen), 'object')}: {verdict}"
+
+        self._run(verify)
+
+    @work(thread=True, exclusive=True, group="upkeep")
+    def _run(self, task: Callable[[], str]) -> None:
+        """Run a task in a thread, in place of the one before; it returns what is said then."""
+        try:
+            said = task()
+        except PicError as error:
+            said = str(error)
+        self._stamp = ()
+        self.show_later(self.pic.tell, said)
+        self.show_later(self.refresh_store)
 
     def action_cancel(self) -> None:
-        """End what runs; if nothing does, unmark everything."""
-        if not self.upkeep.cancel():
-            self.marked.clear()
-            self.marked_traces.clear()
-            self.show_traces()
-            self.show_objects()
+        """End what runs, and unmark everything."""
+        self.action_back()
+        self.workers.cancel_group(self, "upkeep")
+        self.marked.clear()
+        self.marked_traces.clear()
+        self.show_traces()
+        self.show_objects()
 
     def action_fold(self) -> None:
         self.toggle_class("-folded")
 
     def action_diff(self) -> None:
         """Compare the two marked objects, or the marked one with the one under the cursor."""
-        marked = [entry.key for entry in self.listed if entry.key in self.marked]
-        under = [entry.key for entry in self._under_cursor()]
-        keys = list(dict.fromkeys(marked if len(marked) > 1 else marked + under))
+        keys = list(dict.fromkeys([*self._chosen(), *(stored.key for stored in self._under_cursor())]))
+        if len(self.marked) == 2:
+            keys = keys[:2]
         if len(keys) != 2:
             self.pic.tell("mark two objects (space) to compare them")
             return
-        self.pic.show_object_diff(self.listing.store, *keys)
+        from pictool.tui.object_diff_screen import ObjectDiffScreen
+
+        self.pic.try_to_show(lambda: ObjectDiffScreen(self._store, *keys))
 
     def action_compare(self) -> None:
         """Compare the marked traces, or all."""
-        marked = [loaded for loaded in self.pic.traces if loaded.name in self.marked_traces]
-        self.pic.show_compare(marked or self.pic.traces)
+        traces = [loaded for loaded in self.pic.traces if loaded.name in self.marked_traces] or self.pic.traces
+        if len(traces) < 2:
+            self.pic.tell("open two traces of one prompt to compare them (o)")
+        else:
+            self.pic.show_traces(traces)
 
     def action_open_path(self) -> None:
-        from pictool.tui.dialogs import PathDialog
-
-        self.app.push_screen(PathDialog("open a trace", choices=self.pic.trace_files()), self.pic.open_path)
-
-    def export_data(self) -> Sequence[Mapping[str, Any]]:
-        stored = [entry.stored for entry in self.listed if entry.stored is not None]
-        return self.pic.services.exports.listing(self.listing.store, stored)
-
-
-def preview(entry: ListedObject, source: str | None, model: str | None) -> Text:
-    """Return what an object is and came from, on a line, and the beginning of its text or its problem below."""
-    facts = [entry.key[:SHORT]] + ([] if source is None else [visible(source)])
-    if entry.stored is not None and entry.stored.meta is not None:
-        meta = entry.stored.meta
-        facts += [visible(model or meta.target.architecture), meta.target.dtype, f"codec {meta.codec}"]
-        facts += ["table of fixups"] if meta.fixups else []
-    facts += ["pinned"] if entry.is_pinned else []
-    words = entry.problem or ("" if entry.stored is None else " ".join(entry.stored.text.split()))
-    return Text.assemble(("  ".join(facts), "dim"), "\n", visible(words))
+        """Choose from the traces and runs of queries in the working directory, the newest first."""
+        paths = [path for path in Path().iterdir() if path.suffix == ".trace" or is_run_path(path)]
+        paths.sort(key=lambda path: -path.stat().st_mtime_ns)
+        self.app.search_commands(
+            [(escape(visible(str(path))), partial(self.pic.open_paths, path)) for path in paths], "open a trace or run"
+        )

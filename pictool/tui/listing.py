@@ -1,4 +1,4 @@
-"""The list of a store's objects: read in batches, refreshed when the store changes, filtered and sorted. No screen."""
+"""The list of a store's objects: filtered, sorted, and named for people. No screen."""
 
 from __future__ import annotations
 
@@ -6,137 +6,79 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import time_ns
+from typing import Any
 
-from pictool.store.entries import Entry
+from rich.filesize import decimal
+
 from pictool.store.eviction import pinned
-from pictool.store.side.sources import SOURCES_FILE, Source, read_sources
+from pictool.store.side.sources import Source, read_sources
 from pictool.store.store import Store, StoredObject
 
-BATCH = 1024
 SHORT = 12  # digits of an abbreviated key
-SORTS = ("key", "tokens", "size", "hits", "used", "dummy", "links", "text")
+_NAME_LENGTH = 60  # characters of a text that name an object
 
 
 @dataclass(frozen=True)
-class ListedObject:
-    """An object in the list.
+class Listing:
+    """What a store has at a time.
 
     Attributes:
-        stored: what its header says; None until that is read.
-        hits: how often it was opened to be used; None if that cannot be read.
-        links: how many open traces link it.
-        is_pinned: whether it is kept from being evicted.
-        verified: the problem that reading all of it has found; "" if none was found or looked for.
+        objects: by key, without blocks of chains.
+        hits: how often each was opened to be used; None if that cannot be read.
+        pins: keys of those that are kept from being evicted. sources: what they were made of, as far as it is known.
     """
 
-    key: str
-    stored: StoredObject | None
-    hits: int | None
-    links: int
-    is_pinned: bool = False
-    verified: str = ""
-
-    @property
-    def problem(self) -> str:
-        """Why it cannot be used, as far as that is known; else ""."""
-        return self.verified or ("" if self.stored is None else self.stored.problem or "")
-
-
-@dataclass
-class Listing:
-    """The objects of a store: first the keys, then the headers in batches, then again whatever changed or was used.
-
-    Methods that read run in a thread; they build new maps and replace the old ones as a whole.
-    """
-
-    store: Store
-    described: dict[str, StoredObject | None] = field(default_factory=dict)
+    objects: Mapping[str, StoredObject] = field(default_factory=dict)
     hits: Mapping[str, int] | None = None
     pins: frozenset[str] = frozenset()
     sources: Mapping[str, Source] = field(default_factory=dict)
-    problems: Mapping[str, str] = field(default_factory=dict)  # that verifying has found, by key
-    _stamp: tuple[object, ...] | None = None
 
-    def refresh(self) -> bool:
-        """Read keys and hits again if the store was changed or used; forget what was removed or replaced.
+    @classmethod
+    def read(cls, store: Store) -> Listing:
+        """Read it now."""
+        objects = {stored.key: stored for stored in store.objects()}
+        return cls(objects, store.hits(), pinned(store.root), read_sources(store.root))
 
-        Returns whether anything was read.
-        """
-        pins = pinned(self.store.root)
-        stamp = (self.store.stamp(), self.store.use_stamp(), pins, _changed_ns(self.store.root / SOURCES_FILE))
-        if stamp == self._stamp:
-            return False
-        if any(self.described.values()):
-            files = self.store.files().items()
-            self.described = {key: _if_unchanged(self.described.get(key), entry) for key, entry in files}
-        else:  # keys alone are faster
-            self.described = dict.fromkeys(self.store.keys())
-        self.hits, self.pins, self._stamp = self.store.hits(), pins, stamp
-        self.sources = read_sources(self.store.root)
-        self.problems = {key: problem for key, problem in self.problems.items() if self.described.get(key) is not None}
-        return True
+    def name(self, key: str, source: str | None) -> str:
+        """An object's name for people: its source, the document that it came from, else the beginning of its text."""
+        stored = self.objects.get(key)
+        words = "" if stored is None else " ".join(stored.text.split())
+        if source is not None or not words:
+            return source or key[:SHORT]
+        return f"«{words[:_NAME_LENGTH]}{'…' * (len(words) > _NAME_LENGTH)}»"
 
-    @property
-    def num_objects(self) -> int:
-        """How many objects are listed without a filter: blocks of chains are not."""
-        return sum(stored is None or not stored.is_block for stored in self.described.values())
+    def find(self, text: str, sort: str, links: Mapping[str, int]) -> list[StoredObject]:
+        """The objects whose key, source, text or problem contains `text`, sorted, the largest number first."""
+        hits, text = self.hits or {}, text.casefold()
+        orders: dict[str, Callable[[StoredObject], Any]] = {
+            "key": lambda stored: stored.key,
+            "tokens": lambda stored: stored.meta.num_tokens if stored.meta else -1,
+            "size": lambda stored: stored.num_bytes,
+            "hits": lambda stored: hits.get(stored.key, 0),
+            "used": lambda stored: stored.used_ns,
+            "dummy": lambda stored: stored.meta.sinks if stored.meta else -1,
+            "links": lambda stored: links[stored.key],
+            "text": lambda stored: stored.text.casefold(),
+        }
+        found = [stored for stored in self.objects.values() if text in self._words(stored).casefold()]
+        return sorted(found, key=orders[sort], reverse=sort not in ("key", "text"))
 
-    def set_verified(self, found: Mapping[str, str]) -> None:
-        """Take over what verifying found: of each key its problem, or "" if there is none."""
-        problems = {**self.problems, **found}
-        self.problems = {key: problem for key, problem in problems.items() if problem}
+    def _words(self, stored: StoredObject) -> str:
+        source = self.sources[stored.key].source if stored.key in self.sources else ""
+        return f"{stored.key} {source} {stored.text} {stored.problem or ''}"
 
-    def read_headers(
-        self, on_batch: Callable[[], None], is_cancelled: Callable[[], bool], first: Sequence[str] = ()
-    ) -> None:
-        """Read the headers that are missing, those of `first` before others; `on_batch` is called after every batch."""
-        missing = {key: None for key, stored in self.described.items() if stored is None}
-        urgent = [key for key in first if key in missing]
-        others = [key for key in missing if key not in set(urgent)]
-        for batch in (urgent, *(others[start : start + BATCH] for start in range(0, len(others), BATCH))):
-            if is_cancelled():
-                return
-            for key in batch:
-                self._read(key)
-            on_batch()
-
-    def _read(self, key: str) -> None:
-        stored = self.store.describe(key)
-        if stored is None:
-            self.described = {other: known for other, known in self.described.items() if other != key}
-        elif key in self.described:
-            self.described[key] = stored
-
-    def objects(self, text: str, sort: str, is_reversed: bool, links: dict[str, int]) -> list[ListedObject]:
-        """List the objects whose key, source or text contains `text`, sorted, without blocks of chains.
-
-        Objects whose sort key is not known yet come last.
-        """
-        text, hits = text.casefold(), self.hits
-        listed = [
-            ListedObject(
-                key,
-                stored,
-                None if hits is None else hits.get(key, 0),
-                links.get(key, 0),
-                key in self.pins,
-                self.problems.get(key, ""),
-            )
-            for key, stored in self.described.items()
-            if (stored is None or not stored.is_block)
-            and (not text or text in _search_text(key, stored, self.sources.get(key)))
-        ]
-        if sort == "key":  # the order of the store
-            return listed[::-1] if is_reversed else listed
-        known = [entry for entry in listed if _sort_key(entry, sort) is not None]
-        known.sort(key=lambda entry: _sort_key(entry, sort), reverse=is_reversed)  # type: ignore[arg-type, return-value]
-        return known + [entry for entry in listed if _sort_key(entry, sort) is None]
-
-
-def _if_unchanged(stored: StoredObject | None, entry: Entry) -> StoredObject | None:
-    """Return what is known of an object if its file is still the same and was not used since."""
-    is_same = stored is not None and (stored.used_ns, stored.num_bytes) == (entry.used_ns, entry.num_bytes)
-    return stored if is_same else None
+    def cells(self, stored: StoredObject, problem: str, links: int, is_marked: bool) -> tuple[object, ...]:
+        """The row of an object: marks, key, tokens, size, hits, last use, dummy tokens, links, source and text."""
+        key, meta = stored.key, stored.meta
+        source = f"{Path(self.sources[key].source).name}: " if key in self.sources else ""
+        text = f"DAMAGED: {problem.removeprefix(f'{stored.path}: ')}" if problem else " ".join(stored.text.split())
+        return (
+            f"{'✓' if is_marked else ' '}{'P' if key in self.pins else ' '}", key[:SHORT],
+            "" if meta is None else meta.num_tokens, decimal(stored.num_bytes),
+            "?" if self.hits is None else self.hits.get(key, 0), ago(stored.used_ns, time_ns()),
+            "" if meta is None else meta.sinks, links or "", source + text,
+        )  # fmt: skip
 
 
 def ago(used_ns: int, now_ns: int) -> str:
@@ -150,64 +92,12 @@ def ago(used_ns: int, now_ns: int) -> str:
     return f"{seconds} s"
 
 
-def _search_text(key: str, stored: StoredObject | None, source: Source | None) -> str:
-    known = "" if stored is None else f"{stored.text} {stored.problem or ''}"
-    return f"{key} {'' if source is None else source.source} {known}".casefold()
-
-
-def _changed_ns(path: Path) -> int:
-    """When a file was last changed; 0 if it is not there."""
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
-def _sort_key(entry: ListedObject, sort: str) -> tuple[int | str, str] | None:
-    """Return what an object is sorted by; None if that is not known."""
-    if sort == "links":
-        return entry.links, entry.key
-    if sort == "hits":
-        return None if entry.hits is None else (entry.hits, entry.key)
-    stored = entry.stored
-    if stored is None:
-        return None
-    if sort == "used":
-        return stored.used_ns, entry.key
-    if sort == "size":
-        return stored.num_bytes, entry.key
-    if stored.meta is None:
-        return None
-    if sort == "text":
-        return stored.text.casefold(), entry.key
-    return (stored.meta.num_tokens if sort == "tokens" else stored.meta.sinks), entry.key
-
-
 def short_keys(keys: Sequence[str], others: Sequence[str]) -> list[str]:
     """Abbreviate keys to 12 digits, as everywhere; one that another key begins with as well is not abbreviated."""
     counts = Counter(key[:SHORT] for key in others)
     return [key[:SHORT] if counts[key[:SHORT]] <= 1 else key for key in keys]
 
 
-def readable(num_bytes: int) -> str:
-    """Return a size of three digits or so with its unit, as `117 KB`."""
-    size = float(num_bytes)
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 999.5:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 99.5 else f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.3g} TB"
-
-
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun in the right number."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def count_links(keys_by_trace: Sequence[Sequence[str]]) -> dict[str, int]:
-    """Count how many traces link each object."""
-    counts: dict[str, int] = {}
-    for keys in keys_by_trace:
-        for key in set(keys):
-            counts[key] = counts.get(key, 0) + 1
-    return counts

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.widgets import Static, TabbedContent, TabPane
+from textual.widgets import Footer, Static, TabbedContent, TabPane
 
 from pictool.errors import PicError
 from pictool.escapes import visible, visible_lines
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
+from pictool.trace.labels import short
 from pictool.trace.object_diff import (
     LayerDistance,
     TextPiece,
@@ -26,11 +28,8 @@ from pictool.trace.object_diff import (
 )
 from pictool.tui.base import PicScreen
 from pictool.tui.listing import SHORT
-from pictool.tui.widgets.key_footer import KeyFooter
-from pictool.tui.widgets.table import Column, RowTable
-
-_FACT_COLUMNS = (Column("", 15), Column("", 1), Column("first", 20), Column("second", 0))
-_LAYER_COLUMNS = (Column("layer", 5, True), Column("keys", 9, True), Column("values", 9, True))
+from pictool.tui.object_screen import facts_of
+from pictool.tui.widgets.table import RowTable
 
 
 class ObjectDiffScreen(PicScreen):
@@ -46,7 +45,6 @@ class ObjectDiffScreen(PicScreen):
     ObjectDiffScreen .added { color: $text-success; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("t", "next_tab", "tab")]
-    export_name = "object-diff"
 
     def __init__(self, store: Store, first: str, second: str) -> None:
         """Open the objects.
@@ -57,55 +55,47 @@ class ObjectDiffScreen(PicScreen):
         super().__init__()
         self._store, self.keys = store, (first, second)
         with store.peek(first) as a, store.peek(second) as b:
-            self.facts = (facts_of(a), facts_of(b))
+            self.facts = (all_facts_of(a), all_facts_of(b))
             self._texts, self.overlap = (a.text(), b.text()), token_overlap(a, b)
             self._why_not = why_not_comparable(a, b)
-        self.pieces: list[TextPiece] = []
-        self.distances: tuple[LayerDistance, ...] = ()
 
     def compose(self) -> ComposeResult:
         yield Static(id="title")
         with TabbedContent():
             with TabPane("header", id="tab-header"):
-                yield RowTable(_FACT_COLUMNS, id="header")
+                yield RowTable("", "", "first", "second", id="header")
             with TabPane("text", id="tab-text"), VerticalScroll():
                 yield Static(id="text")
             with TabPane("layers", id="tab-layers"):
                 yield Static(id="layers-note")
-                yield RowTable(_LAYER_COLUMNS, id="layers")
-        yield KeyFooter()
+                yield RowTable(">layer", ">keys", ">values", id="layers")
+        yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        names = [f"{key[:12]}  {visible(self.pic.name_of(key))}" for key in self.keys]
+        names = [f"{key[:12]}  {visible(self.pic.home.name_of(key))}" for key in self.keys]
         self.query_one("#title", Static).update(Text("\n".join(names), no_wrap=True, overflow="ellipsis"))
         rows = fact_rows(*self.facts, self.overlap)
-        self.query_one("#header", RowTable).show_rows(rows, lambda index: bool(rows[index][1]))
+        self.query_one("#header", RowTable).show_rows(rows, lambda index: "bold" if rows[index][1] else "")
         self.query_one("#header").focus()
-        self._note_layers(self._why_not or "reading all layers …")
-        self.run_worker(self._read, thread=True, group="diff")
+        self._read()
 
+    @work(thread=True)
     def _read(self) -> None:
         """Compare texts and layers in a thread: both may be large."""
-        pieces, distances, problem = diff_texts(*self._texts), tuple[LayerDistance, ...](), self._why_not
+        pieces, distances, note = diff_texts(*self._texts), tuple[LayerDistance, ...](), self._why_not
         try:
-            if not problem:
+            if not note:
                 with self._store.peek(self.keys[0]) as a, self._store.peek(self.keys[1]) as b:
-                    distances = layer_distances(a, b)
+                    distances, note = layer_distances(a, b), "distance of the second from the first, ‖a − b‖ / ‖a‖"
         except PicError as error:
-            problem = str(error)
-        self.app.call_from_thread(self._show, pieces, distances, problem)
+            note = str(error)
+        rows = [(layer, f"{one.key:.4g}", f"{one.value:.4g}") for layer, one in enumerate(distances)]
+        self.show_later(self._show, pieces, rows, note)
 
-    def _show(self, pieces: list[TextPiece], distances: tuple[LayerDistance, ...], problem: str) -> None:
-        if not self.is_attached:
-            return
-        self.pieces, self.distances = pieces, distances
+    def _show(self, pieces: list[TextPiece], rows: list[tuple[object, ...]], note: str) -> None:
         self.query_one("#text", Static).update(self._marked_text(pieces))
-        rows = [(str(layer), f"{one.key:.4g}", f"{one.value:.4g}") for layer, one in enumerate(distances)]
         self.query_one("#layers", RowTable).show_rows(rows)
-        self._note_layers(problem or "distance of the second from the first, ‖a − b‖ / ‖a‖")
-
-    def _note_layers(self, text: str) -> None:
-        self.query_one("#layers-note", Static).update(Text(visible(text)))
+        self.query_one("#layers-note", Static).update(Text(visible(note)))
 
     def _marked_text(self, pieces: Sequence[TextPiece]) -> Text:
         """Return both texts as one: [-only in the first-], {+only in the second+}."""
@@ -119,32 +109,12 @@ class ObjectDiffScreen(PicScreen):
             text.append(forms[piece.where].format(visible_lines(piece.text)), style=styles[piece.where])
         return text if len(pieces) > 1 else Text("the texts are the same\n\n", style="dim").append(text)
 
-    def action_next_tab(self) -> None:
-        tabs = self.query_one(TabbedContent)
-        names = [str(pane.id) for pane in tabs.query(TabPane)]
-        tabs.active = names[(names.index(tabs.active) + 1) % len(names)]
 
-    def export_data(self) -> Mapping[str, Any]:
-        return {
-            "keys": list(self.keys), "header": [dict(facts) for facts in self.facts],
-            "tokens": {"at_start": self.overlap.at_start, "at_end": self.overlap.at_end},
-            "text": [{"where": piece.where, "text": piece.text} for piece in self.pieces],
-            "layers": [{"key": layer.key, "value": layer.value} for layer in self.distances],
-        }  # fmt: skip
-
-
-def facts_of(file: ObjectFile) -> dict[str, str]:
+def all_facts_of(file: ObjectFile) -> dict[str, str]:
     """Return what a header says, by field."""
-    meta, target = file.meta, file.meta.target
-    geometry = target.geometry
-    shape = [geometry.layers, *(geometry.others or (geometry.kv_heads, geometry.head_dim))]
-    return {
-        "tokens": str(meta.num_tokens), "model": f"{target.architecture} {target.model[:SHORT]}",
-        "tokenizer": target.tokenizer[:SHORT],
-        "geometry": " × ".join(map(str, shape)), "dtype": target.dtype,
-        "codec": meta.codec, "dummy tokens": str(meta.sinks), "fixups": meta.fixups or "none",
-        "salted": "no" if meta.salted is None else "yes", "size": f"{file.num_bytes:,d} bytes",
-        "text's checksum": file.checksums["text"][:SHORT],
+    salted = "no" if file.meta.salted is None else "yes"
+    return facts_of(file) | {
+        "fixups": file.meta.fixups or "none", "salted": salted, "text's checksum": short(file.checksums["text"], SHORT)
     }  # fmt: skip
 
 
@@ -153,4 +123,4 @@ def fact_rows(first: Mapping[str, str], second: Mapping[str, str], overlap: Toke
     rows = [(name, "" if first[name] == second[name] else "≠", first[name], second[name]) for name in first]
     common = f"{overlap.at_start} at the beginning, {overlap.at_end} at the end"
     alike = ("same ids", "" if overlap.are_equal else "≠", "all" if overlap.are_equal else common, "")
-    return [tuple(visible(cell) for cell in row) for row in (rows[0], alike, *rows[1:])]
+    return [rows[0], alike, *rows[1:]]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import Static, TabbedContent, TabPane
+from textual.widgets import Footer, Static, TabbedContent, TabPane
 
 from pictool.core import FixupTable, TokenIds
 from pictool.errors import PicError
@@ -20,13 +21,11 @@ from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 from pictool.trace.labels import short
 from pictool.trace.object_stats import LayerStats, object_stats
-from pictool.tui.base import BackgroundRequest, SearchInput
+from pictool.tui.base import SearchInput
 from pictool.tui.listing import counted
 from pictool.tui.text_screen import TextScreen
 from pictool.tui.token_colors import TokenColors, legend, scale
-from pictool.tui.widgets.heatmap import HeatMap
-from pictool.tui.widgets.key_footer import KeyFooter
-from pictool.tui.widgets.table import Column, RowTable
+from pictool.tui.widgets.table import RowTable
 from pictool.tui.widgets.token_text import TokensView, TokenText
 
 if TYPE_CHECKING:
@@ -34,14 +33,7 @@ if TYPE_CHECKING:
 
 _NO_FIXUPS = "no table of fixups; pic compile --probes 4 FILE measures one"
 _PLAIN = "no table of fixups to colour it by (pic compile --probes 4); a: attention sinks"
-_FIXUP_COLUMNS = (
-    Column("token", 6, True), Column("fixup", 7, True), Column("", 10), Column("id", 7, True), Column("text", 0),
-)  # fmt: skip
 _NO_SINKS = "a asks the model what share of its attention the first tokens draw, when the chunk is read alone"
-_LAYER_COLUMNS = (
-    Column("layer", 5, True), Column("", 1), Column("norm", 9, True), Column("first", 9, True), Column("min", 9, True),
-    Column("max", 9, True),
-)  # fmt: skip
 _FINGERPRINT = 18  # characters of a fingerprint that are shown
 _NUM_OFFSETS = 12  # first tokens of a chunk that have a column
 _BAR_WIDTH = 10
@@ -57,16 +49,13 @@ class ObjectScreen(TextScreen):
     ObjectScreen.-folded #facts { display: none; }
     ObjectScreen #text-note { height: 1; padding: 0 1; }
     ObjectScreen #fixups-note { height: auto; padding: 0 1; }
-    ObjectScreen HeatMap { height: 4; }
     ObjectScreen #sinks-note { height: auto; padding: 0 1; }
     ObjectScreen #problem { height: auto; padding: 0 1; color: $text-error; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("t", "next_tab", "tab"),
         Binding("h", "heat", "heat of fixups"),
         Binding("a", "attention_sinks", "sinks"),
     ]
-    export_name = "object"
 
     def __init__(self, store: Store, key: str) -> None:
         """Open the object.
@@ -78,17 +67,9 @@ class ObjectScreen(TextScreen):
         self._store, self.key = store, key
         with store.peek(key) as file:
             self._facts, self._text, self._checksums = facts_of(file), file.text(), file.checksums
-            self._has_dummies = file.meta.sinks > 0
             self._fixups, self._how = file.fixups(), file.meta.fixups
             self._tokens = file.tokens()
         self.pieces: tuple[str, ...] | None = None  # of its tokens, once the text is coloured by them
-        self._are_layers_read = False
-        self.request: BackgroundRequest[AttentionSinks] = BackgroundRequest(
-            self, self._note, self._set_sinks, self.show_sinks
-        )
-        self.pieces_request: BackgroundRequest[tuple[str, ...]] = BackgroundRequest(
-            self, self._note_text, self._set_pieces, self._show_text_note
-        )
 
     def compose(self) -> ComposeResult:
         yield Static(facts_table(self._facts), id="facts")
@@ -98,51 +79,45 @@ class ObjectScreen(TextScreen):
                 yield TokensView(TokenText.of_text(self._text, "source text"))
             with TabPane("layers", id="tab-layers"):
                 yield Static(id="problem")
-                yield RowTable(_LAYER_COLUMNS, id="layers")
+                yield RowTable(">layer", "", ">norm", ">first", ">min", ">max", id="layers")
             with TabPane("checksums", id="tab-checksums"):
-                yield RowTable([Column("part", 10), Column("BLAKE3", 0)], id="checksums")
+                yield RowTable("part", "BLAKE3", id="checksums")
             with TabPane("attention sinks", id="tab-sinks"):
                 yield Static(id="sinks-note")
-                yield RowTable(sink_columns(self._has_dummies), id="sinks")
+                offsets = (f">t{offset}" for offset in range(_NUM_OFFSETS))
+                yield RowTable(">layer", ">head", ">first", "", ">dummies", *offsets, id="sinks")
             with TabPane("fixups", id="tab-fixups"):
                 yield Static(id="fixups-note")
-                yield HeatMap((0,))
-                yield RowTable(_FIXUP_COLUMNS, can_open=True, id="fixups")
+                yield RowTable(">token", ">fixup", "", ">id", "text", id="fixups")
         yield SearchInput(placeholder="search; enter: next, escape: leave")
-        yield KeyFooter()
+        yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         self.query_one("#checksums", RowTable).show_rows(checksum_rows(self._checksums))
-        self.query_one("#problem", Static).display = False
         self._show_fixups()
         self._show_text_note()
-        self.show_sinks()
+        self._show_sinks()
         self.views[0].focus()
 
     def _show_fixups(self) -> None:
-        """Show the table of fixups as a map, and its highest tokens."""
-        heat_map, note = self.query_one(HeatMap), self.query_one("#fixups-note", Static)
+        """Show the table of fixups, the highest first."""
+        note = self.query_one("#fixups-note", Static)
         if self._fixups is None:
-            heat_map.display = False
             note.update(_NO_FIXUPS)
             return
-        values = self._fixups.astype(np.float64)
-        heat_map.show(values[None], ["fixup"], 0.0, float(values.max()))
         note.update(Text(f"how much a token's KV depends on what precedes its chunk ({visible(self._how or '')})"))
-        self.query_one("#fixups", RowTable).show_rows(fixup_rows(values, self._tokens, self.pieces))
+        rows = fixup_rows(self._fixups.astype(np.float64), self._tokens, self.pieces)
+        self.query_one("#fixups", RowTable).show_rows(rows)
 
     def _show_text_note(self) -> None:
         """Say what the colours of the text mean, or how it gets some."""
         if self._fixups is None or self.pieces is None:
-            self._note_text(_PLAIN if self._fixups is None else "press h to colour the text by its table of fixups")
-            return
-        colors, token = fixup_colors(self._fixups), self.views[0].cursor
-        line = legend(colors, not self.app.no_color)
-        line.append(f"   token {token} «{short(self.pieces[token], 16)}» {colors.values[token]:.3g}")
+            line = Text(_PLAIN if self._fixups is None else "press h to colour the text by its table of fixups", "dim")
+        else:
+            colors, token = fixup_colors(self._fixups), self.views[0].cursor
+            line = legend(colors, not self.app.no_color)
+            line.append(f"   token {token} «{short(self.pieces[token], 16)}» {colors.values[token]:.3g}")
         self.query_one("#text-note", Static).update(line, layout=False)
-
-    def _note_text(self, text: str) -> None:
-        self.query_one("#text-note", Static).update(Text(text, style="dim"), layout=False)
 
     def action_heat(self) -> None:
         """Colour the text by the table of fixups, or show it plain again; the model's tokenizer cuts it into tokens."""
@@ -155,7 +130,8 @@ class ObjectScreen(TextScreen):
             self.views[0].set_text(TokenText.of_text(self._text, "source text"))
             self._show_text_note()
         else:
-            self.pieces_request.start(lambda listener: self.pic.services.job.pieces(self.key, listener))
+            job, note = self.pic.job, self.query_one("#text-note", Static)
+            self.ask_model(lambda listener: job.pieces(self.key, listener), self._set_pieces, note)
 
     def _show_text_tab(self) -> None:
         """Show the text, and give it the focus: it would else stay in the hidden tab, which would be shown again."""
@@ -175,102 +151,77 @@ class ObjectScreen(TextScreen):
         self._show_fixups()
         self._show_text_note()
 
-    def on_tokens_view_moved(self, event: TokensView.Moved) -> None:
+    def on_tokens_view_moved(self) -> None:
         if self.pieces is not None:
-            self.query_one(HeatMap).column = event.token
             self._show_text_note()
 
-    def on_heat_map_moved(self, event: HeatMap.Moved) -> None:
-        self._point_at(event.column)
-
-    def on_row_table_selected(self, event: RowTable.Selected) -> None:
-        if event.table.id == "fixups":
-            self._point_at(int(event.table.texts(event.row)[0]))
-
-    def _point_at(self, token: int) -> None:
-        """Move the cursors of map and table, and of the text if it is cut into tokens."""
-        table = self.query_one("#fixups", RowTable)
-        self.query_one(HeatMap).column = token
-        table.cursor = next(row for row in range(table.count) if int(table.texts(row)[0]) == token)
-        if self.pieces is not None:
-            self.go_to(token)
+    def on_data_table_row_selected(self, event: RowTable.RowSelected) -> None:
+        """Move the text's cursor to a token of the table of fixups, if the text is cut into tokens."""
+        if event.data_table.id == "fixups" and self.pieces is not None:
+            self.go_to(int(str(event.data_table.get_row_at(event.cursor_row)[0])))
 
     def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
-        if event.pane.id == "tab-layers" and not self._are_layers_read:
-            self._are_layers_read = True
-            self.run_worker(self._read_layers, thread=True, group="layers")
+        if event.pane.id == "tab-layers":
+            self._read_layers()
 
+    @work(thread=True)
     def _read_layers(self) -> None:
         """Read the layers in a thread: an object may be large."""
-        layers: tuple[LayerStats, ...] = ()
-        problem = ""
+        rows, problem = list[tuple[str, ...]](), ""
         try:
             with self._store.peek(self.key) as file:
-                layers = object_stats(file)
+                rows = layer_rows(object_stats(file))
         except PicError as error:
-            problem = str(error)
-        self.app.call_from_thread(self._show_layers, layers, problem)
+            problem = visible(str(error))
+        self.show_later(self._show_layers, rows, problem)
 
-    def _show_layers(self, layers: tuple[LayerStats, ...], problem: str) -> None:
-        if not self.is_attached:
-            return
-        self.query_one("#layers", RowTable).show_rows(layer_rows(layers))
-        message = self.query_one("#problem", Static)
-        message.display = bool(problem)
-        message.update(Text(visible(problem)))
+    def _show_layers(self, rows: list[tuple[str, ...]], problem: str) -> None:
+        self.query_one("#layers", RowTable).show_rows(rows)
+        self.query_one("#problem", Static).update(Text(problem))
 
     def action_attention_sinks(self) -> None:
         """Show the object's attention sinks; the model measures them once."""
         self.query_one(TabbedContent).active = "tab-sinks"
         if self.key not in self.pic.attention_sinks:
-            self.request.start(lambda listener: self.pic.services.job.attention_sinks(self.key, listener))
-
-    def action_back(self) -> None:
-        if not (self.request.cancel() or self.pieces_request.cancel()):
-            super().action_back()
-
-    def _note(self, text: str) -> None:
-        self.query_one("#sinks-note", Static).update(Text(text))
+            job, note = self.pic.job, self.query_one("#sinks-note", Static)
+            self.ask_model(lambda listener: job.attention_sinks(self.key, listener), self._set_sinks, note)
 
     def _set_sinks(self, sinks: AttentionSinks) -> None:
         self.pic.attention_sinks[self.key] = sinks
-        self.show_sinks()
+        self._show_sinks()
 
-    def show_sinks(self) -> None:
+    def _show_sinks(self) -> None:
         """Show the attention sinks if they were measured, else how to do so."""
         sinks = self.pic.attention_sinks.get(self.key)
-        self._note(_NO_SINKS if sinks is None else sinks_line(sinks))
-        self.query_one("#sinks", RowTable).show_rows([] if sinks is None else sink_rows(sinks))
-
-    def export_data(self) -> Mapping[str, Any]:
-        with self._store.peek(self.key) as file:
-            return self.pic.services.exports.object(file, self.pic.attention_sinks.get(self.key))
+        self.query_one("#sinks-note", Static).update(_NO_SINKS if sinks is None else sinks_line(sinks))
+        if sinks is not None:
+            self.query_one("#sinks", RowTable).show_rows(sink_rows(sinks))
 
 
-def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
+def facts_table(facts: Mapping[str, str]) -> Table:
     """Return a table of names and values; a value is broken where the line ends, since a fingerprint is one word."""
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(style="dim", no_wrap=True, min_width=10)
     table.add_column(overflow="fold")
-    for name, value in facts:
+    for name, value in facts.items():
         table.add_row(name, Text(visible(value)))
     return table
 
 
-def facts_of(file: ObjectFile) -> list[tuple[str, str]]:
+def facts_of(file: ObjectFile) -> dict[str, str]:
     """Return the fields of the header."""
     meta, target = file.meta, file.meta.target
     geometry = target.geometry
     heads = f"{counted(geometry.kv_heads, 'KV head')} of {geometry.head_dim}"
     heads = ", ".join(map(str, geometry.others)) or heads
     shape = f"{counted(geometry.layers, 'layer')}, {heads}, {target.dtype}"
-    return [
-        ("key", meta.key), ("tokens", f"{meta.num_tokens} (compiled after {counted(meta.sinks, 'dummy token')})"),
-        ("geometry", shape), ("model", f"{target.architecture} {short(target.model, _FINGERPRINT)}"),
-        ("tokenizer", short(target.tokenizer, _FINGERPRINT)),
-        ("size", f"{file.num_bytes:,d} bytes, {file.layer_bytes:,d} a layer, codec {meta.codec}"),
-        ("file", str(file.path)),
-    ]  # fmt: skip
+    return {
+        "key": meta.key, "tokens": f"{meta.num_tokens} (compiled after {counted(meta.sinks, 'dummy token')})",
+        "geometry": shape, "model": f"{target.architecture} {short(target.model, _FINGERPRINT)}",
+        "tokenizer": short(target.tokenizer, _FINGERPRINT),
+        "size": f"{file.num_bytes:,d} bytes, {file.layer_bytes:,d} a layer, codec {meta.codec}",
+        "file": str(file.path),
+    }  # fmt: skip
 
 
 def layer_rows(layers: tuple[LayerStats, ...]) -> list[tuple[str, ...]]:
@@ -300,18 +251,9 @@ def fixup_rows(values: NDArray[np.float64], tokens: TokenIds, pieces: tuple[str,
     return [
         (
             str(token), f"{values[token]:.3f}", "█" * round(values[token] / high * _BAR_WIDTH), str(tokens[token]),
-            "" if pieces is None else visible(pieces[token]),
+            "" if pieces is None else pieces[token],
         )
         for token in np.argsort(-values, kind="stable").tolist()
-    ]  # fmt: skip
-
-
-def sink_columns(has_dummies: bool) -> list[Column]:
-    """Return the columns of the attention sinks, in percent; without dummy tokens theirs is left out."""
-    return [
-        Column("layer", 5, True), Column("head", 4, True), Column("first", 5, True), Column("", _BAR_WIDTH),
-        Column("dummies", 7 if has_dummies else -1, True),
-        *(Column(f"t{offset}", 4, True) for offset in range(_NUM_OFFSETS)),
     ]  # fmt: skip
 
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import Static
+from textual.widgets import Footer, Static
 
 from pictool.escapes import visible
 from pictool.spans.optimise import TreeLine
 from pictool.spans.query import path_text
 from pictool.spans.runs import CallRun, QueryRun
+from pictool.trace.labels import short
 from pictool.tui.base import PicScreen
-from pictool.tui.widgets.key_footer import KeyFooter
-from pictool.tui.widgets.table import Column, RowTable
+from pictool.tui.widgets.table import RowTable
 
-_COLUMNS = (
-    Column("node", 0), Column("context", 7, True), Column("computed", 8, True), Column("reused", 6, True),
-    Column("TTFT ms", 8, True), Column("answer", 12),
-)  # fmt: skip
+_NODE_WIDTH = 24  # characters; the whole line is below the table
 
 
 class QueryScreen(PicScreen):
@@ -35,7 +31,6 @@ class QueryScreen(PicScreen):
         Binding("n", "next_call(1)", "next call"),
         Binding("N", "next_call(-1)", "call before", show=False),
     ]
-    export_name = "run"
 
     def __init__(self, run: QueryRun) -> None:
         super().__init__()
@@ -43,59 +38,46 @@ class QueryScreen(PicScreen):
 
     def compose(self) -> ComposeResult:
         yield Static(_facts(self.run), id="facts")
-        yield RowTable(_COLUMNS, can_open=True, id="tree")
+        yield RowTable("node", ">context", ">computed", ">reused", ">TTFT ms", "answer", id="tree")
         yield Static(id="node")
-        yield KeyFooter()
+        yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         table = self.query_one("#tree", RowTable)
-        table.show(len(self.run.nodes), self._cells)
+        table.show_rows(map(self._cells, range(len(self.run.nodes))))
         table.focus()
-        self._show_node(0)
 
     def _call(self, index: int) -> CallRun | None:
         return self.run.calls.get(self.run.nodes[index].path)
 
-    def _cells(self, index: int) -> tuple[str, ...]:
+    def _cells(self, index: int) -> tuple[object, ...]:
         node, call = self.run.nodes[index], self._call(index)
-        line = visible(node.lead + node.label)
+        line = short(node.lead + node.label, _NODE_WIDTH)
         if call is None:
             return (line, "", "", "", "", "")
-        answer = visible(" ".join(call.answer.split()))
+        answer = " ".join(call.answer.split())
         if call.is_shared:
             return (line, "", "shared", "", "", answer)
-        return (
-            line, str(call.context), f"{call.recomputed:.1f}", f"{call.share:.0%}", f"{1e3 * call.ttft_s:.1f}", answer,
-        )  # fmt: skip
+        return (line, call.context, f"{call.recomputed:.1f}", f"{call.share:.0%}", f"{1e3 * call.ttft_s:.1f}", answer)
 
-    def on_row_table_moved(self, event: RowTable.Moved) -> None:
-        self._show_node(event.row)
+    def on_data_table_row_highlighted(self, event: RowTable.RowHighlighted) -> None:
+        node = _node_text(self.run.nodes[event.cursor_row], self._call(event.cursor_row))
+        self.query_one("#node", Static).update(node)
 
-    def _show_node(self, index: int) -> None:
-        if index < len(self.run.nodes):
-            self.query_one("#node", Static).update(_node_text(self.run.nodes[index], self._call(index)))
-
-    def on_row_table_selected(self, event: RowTable.Selected) -> None:
-        call = self._call(event.row)
+    def on_data_table_row_selected(self, event: RowTable.RowSelected) -> None:
+        call = self._call(event.cursor_row)
         if call is None:
             self.pic.tell("this node is no call; n goes to the next one")
         elif call.trace is None:
             self.pic.tell("this call has no trace")
         else:
-            self.pic.open_paths([call.trace])
+            self.pic.open_paths(call.trace)
 
     def action_next_call(self, by: int) -> None:
         """Move the cursor to the next call, or to the one before."""
-        table = self.query_one("#tree", RowTable)
-        index = table.cursor + by
-        while 0 <= index < len(self.run.nodes):
-            if self._call(index) is not None:
-                table.cursor = index
-                return
-            index += by
-
-    def export_data(self) -> Mapping[str, Any]:
-        return self.run.data
+        table, last = self.query_one("#tree", RowTable), len(self.run.nodes)
+        ahead = range(table.cursor_row + 1, last) if by > 0 else range(table.cursor_row - 1, -1, -1)
+        table.move_cursor(row=next((index for index in ahead if self._call(index) is not None), table.cursor_row))
 
 
 def _facts(run: QueryRun) -> Text:

@@ -1,21 +1,23 @@
-"""Services that the screens call: whatever needs a model runs in the layer above the TUI, never in the TUI."""
+"""What the screens share with the layer above the TUI: whatever needs a model runs there, never in the TUI."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 RUN_FILE = "run.json"  # of pictool.spans.runs, which imports more
 
 if TYPE_CHECKING:
-    from pictool.store.objects.format import ObjectFile
-    from pictool.store.store import Store, StoredObject
     from pictool.trace.analysis import TraceAnalysis
     from pictool.trace.attention_sinks import AttentionSinks
     from pictool.trace.counts import TraceCounts
     from pictool.trace.format import Trace
+
+# Receives the progress of a run, in the thread that called the job: ("note", a step that began or is done), or
+# ("text", the next piece of the answer).
+Listener = Callable[[str, str], None]
 
 
 def is_run_path(path: Path) -> bool:
@@ -56,28 +58,9 @@ class LinkForm:
     documents: tuple[str, ...]
     query: str
     algo: str
-    fields: tuple[str, ...]  # FIELD=VALUE
     trace: str
     max_new_tokens: int = 64
     model: str | None = None
-
-
-@dataclass(frozen=True)
-class PolicyChoice:
-    """A policy that can be chosen: its name, and its fields with their defaults."""
-
-    name: str
-    fields: Mapping[str, Any]
-
-
-class Listener(Protocol):
-    """Receives the progress of a run, in the thread that called the job."""
-
-    def note(self, text: str) -> None:
-        """A step began or is done."""
-
-    def text(self, piece: str) -> None:
-        """The answer goes on by this piece."""
 
 
 class Job(Protocol):
@@ -85,9 +68,6 @@ class Job(Protocol):
 
     A cancelled call raises Cancelled.
     """
-
-    def policies(self) -> Sequence[PolicyChoice]:
-        """List the policies that can be chosen."""
 
     def link(self, form: LinkForm, listener: Listener) -> Path | None:
         """Link and answer. Returns the path of the trace, which is of a fresh link; without one prompts are reused."""
@@ -107,21 +87,3 @@ class Job(Protocol):
 
 class Cancelled(Exception):
     """The user ended the run."""
-
-
-@dataclass(frozen=True)
-class Exports:
-    """Functions that return a view as JSON, the same as the commands' `--json`."""
-
-    trace: Callable[[LoadedTrace, TraceAnalysis | None], Mapping[str, Any]]
-    diff: Callable[[LoadedTrace, LoadedTrace], Mapping[str, Any]]
-    object: Callable[[ObjectFile, AttentionSinks | None], Mapping[str, Any]]
-    listing: Callable[[Store, Sequence[StoredObject]], Sequence[Mapping[str, Any]]]
-
-
-@dataclass(frozen=True)
-class Services:
-    """What `pic tui` passes to the app."""
-
-    job: Job
-    exports: Exports

@@ -1,23 +1,36 @@
-"""Colours of a trace's tokens and of its heat map: which numbers they show, and the steps that they are drawn with."""
+"""Colours of a trace's tokens and of its heat map: which numbers they show, and in which steps and styles."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.cells import cell_len
+from rich.style import Style
 from rich.text import Text
 
 from pictool.trace.format import Trace
+from pictool.trace.heatmap import ASCII_RAMP, VIRIDIS, step_style
 from pictool.trace.labels import row_labels
-from pictool.tui.widgets.styles import token_style
 
 if TYPE_CHECKING:
     from pictool.trace.analysis import TraceAnalysis
 
 NUM_STEPS = 9
-ATTENTION_MODES = ("attention", "minmax")
+CURSOR = Style(reverse=True, bold=True, underline=True)
+MATCH = Style(underline=True, bold=True, italic=True)
+DIM = Style(dim=True)
+BOLD = Style(bold=True)
+# Marks in place of steps: which of several links computed a token. Each with its style in colour and without.
+BY_ALL, HERE, ELSEWHERE = 10, 11, 12
+_MARKS = {
+    BY_ALL: (Style.parse("#ffffff on #2c728e"), Style(underline=True)),
+    HERE: (Style.parse("#000000 on #fde725"), Style(reverse=True)),
+    ELSEWHERE: (Style.parse("#ffffff on #440154"), Style(bold=True, italic=True)),
+}
 DEVIATION_MODES = ("kv", "attention-dev")
 
 
@@ -27,8 +40,8 @@ class ColorBy:
 
     Attributes:
         mode: "computed" (at how many layers a token was computed, or whether at one), "score" (the policy's score),
-            "attention" (share of the attention of tail and answer), "minmax" (QK scaled to [0, 1] by row, as in EPIC
-            fig. 4), "kv" or "attention-dev" (deviation from full recompute of K and V, or of the tail's attention).
+            "attention" (share of the attention of tail and answer), "kv" or "attention-dev" (deviation from full
+            recompute of K and V, or of the tail's attention).
         row: of the attention map.
     """
 
@@ -65,7 +78,7 @@ def color_modes(trace: Trace, analysis: TraceAnalysis | None) -> tuple[str, ...]
     """List the modes that a trace has numbers for."""
     modes = ["computed"] + ["score"] * (trace.scores is not None)
     if analysis is not None and analysis.attention is not None:
-        modes += ATTENTION_MODES
+        modes.append("attention")
     if analysis is not None and analysis.deviation is not None:
         modes += DEVIATION_MODES
     return tuple(modes)
@@ -75,7 +88,7 @@ def token_colors(trace: Trace, analysis: TraceAnalysis | None, by: ColorBy) -> T
     """Compute the colours of prompt and answer; the mode must be one of `color_modes`."""
     if by.mode == "score":
         return _by_score(trace)
-    if by.mode in ATTENTION_MODES:
+    if by.mode == "attention":
         return _by_attention(trace, analysis, by)
     if by.mode in DEVIATION_MODES:
         return _by_deviation(trace, analysis, by)
@@ -110,13 +123,11 @@ def _by_score(trace: Trace) -> TokenColors:
 
 def _by_attention(trace: Trace, analysis: TraceAnalysis | None, by: ColorBy) -> TokenColors:
     assert analysis is not None and analysis.attention is not None
-    attention, is_share = analysis.attention, by.mode == "attention"
-    rows = (attention.share if is_share else attention.minmax)(by.layer, by.head)
+    attention = analysis.attention
+    rows = attention.share(by.layer, by.head)
     values = _mean(rows) if by.row is None else rows[by.row]
-    unit = "share of attention" if is_share else "QK, 0..1 by row"
-    high = None if is_share else 1.0
     labels = tuple(row_labels(trace, attention))
-    return scale(_pad(trace, values), _pad(trace, rows), labels, by.row, unit, high=high)
+    return scale(_pad(trace, values), _pad(trace, rows), labels, by.row, "share of attention")
 
 
 def _by_deviation(trace: Trace, analysis: TraceAnalysis | None, by: ColorBy) -> TokenColors:
@@ -130,12 +141,11 @@ def _by_deviation(trace: Trace, analysis: TraceAnalysis | None, by: ColorBy) -> 
 
 def scale(
     values: NDArray[np.float64], rows: NDArray[np.float64], labels: tuple[str, ...], row: int | None, unit: str,
-    low: float = 0.0, high: float | None = None,
+    low: float = 0.0,
 ) -> TokenColors:  # fmt: skip
-    """Divide the range from `low` to `high` (default: the maximum) into tenths; the lowest tenth is plain."""
-    if high is None:
-        known = values[np.isfinite(values)]
-        high = float(known.max()) if len(known) else 0.0
+    """Divide the range from `low` to the maximum into tenths; the lowest tenth is plain."""
+    known = values[np.isfinite(values)]
+    high = float(known.max()) if len(known) else 0.0
     scaled = (np.nan_to_num(values, nan=low) - low) / (high - low or 1.0)
     steps = np.clip((scaled * (NUM_STEPS + 1) + 1e-9).astype(np.int8), 0, NUM_STEPS)
     return TokenColors(values, steps, low, high, rows, labels, row, unit)
@@ -155,3 +165,28 @@ def _pad(trace: Trace, values: NDArray[Any]) -> NDArray[np.float64]:
 
 def _layer_labels(trace: Trace) -> tuple[str, ...]:
     return tuple(f"layer {layer}" for layer in range(len(trace.rows)))
+
+
+def cell_width(text: str) -> int:
+    """Return how many cells a text takes."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
+@cache
+def token_style(step: int, has_color: bool) -> Style:
+    """Return the style of a token's step, from 0 (plain) to 9, or of its mark."""
+    if step in _MARKS:
+        return _MARKS[step][0 if has_color else 1]
+    if step <= 0:
+        return Style.null()
+    if has_color:
+        return Style.parse(step_style(min(step, len(VIRIDIS)) - 1))
+    return Style(underline=True, bold=step > 3, reverse=step > 6)
+
+
+@cache
+def map_cell(step: int, has_color: bool) -> tuple[str, Style]:
+    """Return the character and style of a heat map's cell, for steps 0 to 8; a step below 0 is blank."""
+    if step < 0:
+        return " ", Style.null()
+    return (" ", Style.parse(step_style(step))) if has_color else (ASCII_RAMP[step], Style.null())

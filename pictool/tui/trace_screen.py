@@ -2,48 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.text import Text
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
-from textual.widgets import Static, TabbedContent, TabPane
+from textual.widgets import Footer, Static, TabbedContent, TabPane
 from textual.worker import get_current_worker
 
 from pictool.escapes import visible
-from pictool.trace.attention_sinks import NUM_INITIAL
 from pictool.trace.counts import TraceCounts
 from pictool.trace.format import Trace
 from pictool.trace.labels import position_label, short
-from pictool.tui.base import BackgroundRequest, SearchInput
+from pictool.tui.base import SearchInput
 from pictool.tui.text_screen import TextScreen
-from pictool.tui.token_colors import ATTENTION_MODES, ColorBy, TokenColors, color_modes, legend, token_colors
+from pictool.tui.token_colors import ColorBy, TokenColors, color_modes, legend, token_colors
 from pictool.tui.widgets.heatmap import HeatMap
-from pictool.tui.widgets.key_footer import KeyFooter
-from pictool.tui.widgets.picker import Picker
-from pictool.tui.widgets.table import Column, RowTable
+from pictool.tui.widgets.table import Choice, RowTable
 from pictool.tui.widgets.token_text import TokensView, TokenText
 
 if TYPE_CHECKING:
     from pictool.trace.analysis import TraceAnalysis
-    from pictool.trace.attention import AttentionMap
     from pictool.tui.services import LoadedTrace
 
-_PART_COLUMNS = (
-    Column("part", 5), Column("start", 6, True), Column("tokens", 6, True), Column("computed", 8, True),
-    Column("score", 8, True), Column("drawn %", 7, True), Column("if even", 7, True), Column("source", 0),
-)  # fmt: skip
-_LAYER_COLUMNS = (
-    Column("layer", 7, True), Column("computed", 8, True), Column("%", 7, True), Column("|d(K,V)|", 8, True),
-    Column("|d attention|", 13, True),
-)  # fmt: skip
-_ANSWER_COLUMNS = (Column("", 12), Column("", 24), Column("", 12, True))
+_PART_COLUMNS = ("part", ">start", ">tokens", ">computed", ">score", "source")
+_LAYER_COLUMNS = (">layer", ">computed", ">%", ">|d(K,V)|", ">|d attention|")
 _TIMES = {
     "load_s": "load", "select_s": "select", "recompute_s": "recompute", "ttft_s": "first token", "decode_s": "decode",
 }  # fmt: skip
@@ -54,7 +41,7 @@ class TraceScreen(TextScreen):
 
     DEFAULT_CSS = """
     TraceScreen #facts { height: 2; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
-    TraceScreen #pickers { height: 1; }
+    TraceScreen #choices { height: 1; }
     TraceScreen #legend { height: 1; padding: 0 1; }
     TraceScreen TokensView { padding: 0 1; }
     TraceScreen TabbedContent { height: 13; max-height: 45%; }
@@ -64,18 +51,16 @@ class TraceScreen(TextScreen):
     TraceScreen #status { height: 2; padding: 0 1; background: $boost; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("m", "pick('mode',1)", "show"),
-        Binding("l", "pick('layer',1)", "layer"),
-        Binding("L", "pick('layer',-1)", "layer before", show=False),
-        Binding("h", "pick('head',1)", "head", show=False),
-        Binding("H", "pick('head',-1)", "head before", show=False),
-        Binding("r", "pick('row',1)", "row", show=False),
-        Binding("R", "pick('row',-1)", "row before", show=False),
-        Binding("a", "analyse", "attention"),
-        Binding("A", "analyse_layer", "attention of this layer only", show=False),
-        Binding("t", "next_tab", "tab"),
+        Binding("m", "step('mode',1)", "show"),
+        Binding("l", "step('layer',1)", "layer"),
+        Binding("L", "step('layer',-1)", "layer before", show=False),
+        Binding("h", "step('head',1)", "head", show=False),
+        Binding("H", "step('head',-1)", "head before", show=False),
+        Binding("r", "step('row',1)", "row", show=False),
+        Binding("R", "step('row',-1)", "row before", show=False),
+        Binding("a", "analyse(False)", "attention"),
+        Binding("A", "analyse(True)", "attention of this layer only", show=False),
     ]
-    export_name = "trace"
 
     def __init__(self, loaded: LoadedTrace) -> None:
         super().__init__()
@@ -83,98 +68,77 @@ class TraceScreen(TextScreen):
         self.analysis: TraceAnalysis | None = None
         self.color_by = ColorBy()
         self.token_colors: TokenColors = token_colors(loaded.trace, None, self.color_by)
-        self.request: BackgroundRequest[TraceAnalysis] = BackgroundRequest(
-            self, self._note, self.set_analysis, self.recompute
-        )
 
     def compose(self) -> ComposeResult:
         text = TokenText.of_trace(self.loaded.trace)
         yield Static(facts(self.loaded.trace, self.loaded.name), id="facts")
-        with Horizontal(id="pickers"):
-            yield Picker("show", none=None, id="mode")
-            yield Picker("layer", none="all", id="layer")
-            yield Picker("head", none="all", id="head")
-            yield Picker("row", none="all", id="row")
+        with Horizontal(id="choices"):
+            for name in ("mode", "layer", "head", "row"):
+                yield Choice(name)
         yield Static(id="legend")
         yield TokensView(text)
         with TabbedContent():
             with TabPane("map", id="tab-map"):
                 yield HeatMap(text.starts)
             with TabPane("parts", id="tab-parts"):
-                yield RowTable(_PART_COLUMNS, id="parts")
+                yield RowTable(*_PART_COLUMNS, id="parts")
             with TabPane("layers", id="tab-layers"):
-                yield RowTable(_LAYER_COLUMNS, id="layers")
+                yield RowTable(*_LAYER_COLUMNS, id="layers")
             with TabPane("answer", id="tab-answer"):
-                yield RowTable(_ANSWER_COLUMNS, id="answers")
+                yield RowTable("", "", ">", id="answers")
         yield Static(id="status")
         yield SearchInput(placeholder="search; enter: next, escape: leave")
-        yield KeyFooter()
+        yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         self.views[0].focus()
-        self.show_all()
+        self.query_one("#answers", RowTable).show_rows(answer_rows(self.loaded.trace, self.loaded.counts))
+        self.set_color_by(self.color_by)
 
-    def show_all(self) -> None:
-        """Show everything again, after another choice or an answer of the model."""
-        self._show_pickers()
-        self.recompute()
-
-    def _show_pickers(self) -> None:
-        trace, by, modes = self.loaded.trace, self.color_by, color_modes(self.loaded.trace, self.analysis)
-        num_layers = 0 if by.mode == "score" else len(trace.rows)
-        num_heads = num_rows = 0
-        if by.mode in ATTENTION_MODES and self.analysis is not None and self.analysis.attention is not None:
-            _, num_heads, num_rows, _ = self.analysis.attention.scores.shape
-        self.query_one("#mode", Picker).choose_from(modes, modes.index(by.mode))
-        for name, count, value in (
-            ("layer", num_layers, by.layer), ("head", num_heads, by.head), ("row", num_rows, by.row),
+    def set_color_by(self, by: ColorBy) -> None:
+        """Colour by these numbers, or, where the attention of this layer was not computed, by that of all."""
+        attention = None if self.analysis is None else self.analysis.attention
+        if by.mode == "attention" and attention is not None and by.layer not in (None, *attention.layers):
+            self.pic.tell("the attention of this layer was not computed; press A on it in another mode")
+            by = replace(by, layer=None)
+        self.color_by = by
+        num_layers = 0 if by.mode == "score" else len(self.loaded.trace.rows)
+        heads = rows = range(0)
+        if by.mode == "attention" and attention is not None:
+            heads, rows = range(attention.scores.shape[1]), range(attention.scores.shape[2])
+        modes = color_modes(self.loaded.trace, self.analysis)
+        self.query_one("#mode", Choice).choose_from({mode: mode for mode in modes}, by.mode)
+        for name, indices, value in (
+            ("layer", range(num_layers), by.layer), ("head", heads, by.head), ("row", rows, by.row),
         ):  # fmt: skip
-            self.query_one(f"#{name}", Picker).choose_from([str(index) for index in range(count)], value)
+            labels = {None: f"all {name}s"} | {index: f"{name} {index}" for index in indices}
+            self.query_one(f"#{name}", Choice).choose_from(labels, value)
+        self.recompute(by, self.analysis)
 
-    def recompute(self) -> None:
+    @work(thread=True, exclusive=True, group="colors")
+    def recompute(self, by: ColorBy, analysis: TraceAnalysis | None) -> None:
         """Compute the numbers of the choice in a thread: averaging a large map takes time."""
-        work = partial(self._compute, self.color_by, self.analysis)
-        self.run_worker(work, thread=True, exclusive=True, group="colors", exit_on_error=True)
-
-    def _compute(self, by: ColorBy, analysis: TraceAnalysis | None) -> None:
-        trace = self.loaded.trace
-        colors = token_colors(trace, analysis, by)
-        parts = part_rows(self.loaded.counts, analysis, by)
+        colors = token_colors(self.loaded.trace, analysis, by)
         if not get_current_worker().is_cancelled:
-            self.app.call_from_thread(self._show, by, analysis, colors, parts)
+            self.show_later(self._show, colors)
 
-    def _show(
-        self, by: ColorBy, analysis: TraceAnalysis | None, colors: TokenColors, parts: list[tuple[str, ...]]
-    ) -> None:
-        if by != self.color_by or analysis is not self.analysis or not self.is_attached:
-            return
+    def _show(self, colors: TokenColors) -> None:
         self.token_colors = colors
         self.views[0].set_steps(colors.steps)
-        heat_map = self.query_one(HeatMap)
-        heat_map.show(colors.map, colors.labels, colors.low, self._map_high(colors))
-        heat_map.row = colors.row
+        known = colors.map[np.isfinite(colors.map)]  # its maximum may exceed that of the row that colours the text
+        high = float(known.max()) if len(known) else colors.high
+        self.query_one(HeatMap).show(colors.map, colors.labels, colors.low, high, colors.row)
         self.query_one("#legend", Static).update(self._legend(colors))
-        self.query_one("#parts", RowTable).show_rows(parts)
-        self.query_one("#layers", RowTable).show_rows(layer_rows(self.loaded.trace, self.loaded.counts, analysis))
-        self.query_one("#answers", RowTable).show_rows(answer_rows(self.loaded.trace, self.loaded.counts))
+        self.query_one("#parts", RowTable).show_rows(part_rows(self.loaded.counts, self.color_by.layer))
+        layers = layer_rows(self.loaded.trace, self.loaded.counts, self.analysis)
+        self.query_one("#layers", RowTable).show_rows(layers)
         self.show_token()
 
     def _legend(self, colors: TokenColors) -> Text:
-        """Say what the colours mean, or that there are none; and how to ask the model, if it was not asked yet."""
-        is_plain = not colors.steps[: self.loaded.trace.layout.num_context].any()
-        line = (
-            Text(f"no context token has a colour ({colors.unit})")
-            if is_plain
-            else legend(colors, not self.app.no_color)
-        )
-        if self.analysis is None:
-            line.append("; press a for attention" if is_plain else "   a: attention")
-        return line
-
-    def _map_high(self, colors: TokenColors) -> float:
-        """Return the map's maximum, which may exceed that of the row, or of the mean, that colours the text."""
-        known = colors.map[np.isfinite(colors.map)]
-        return float(known.max()) if len(known) and self.color_by.mode != "minmax" else 1.0
+        """Say what the colours mean, or that there are none."""
+        if colors.steps[: self.loaded.trace.layout.num_context].any():
+            return legend(colors, not self.app.no_color)
+        return Text(f"no context token has a colour ({colors.unit}); a: attention")
 
     def show_token(self) -> None:
         line = token_line(self.loaded.trace, self.analysis, self.token_colors, self.views[0].cursor)
@@ -186,71 +150,29 @@ class TraceScreen(TextScreen):
 
     def on_heat_map_moved(self, event: HeatMap.Moved) -> None:
         self.views[0].cursor = event.column
-        if self.color_by.mode in ATTENTION_MODES:
-            self.set_color_by(replace(self.color_by, row=event.row))
-        elif self.color_by.mode != "score":
-            self.set_color_by(replace(self.color_by, layer=event.row))
 
-    def on_picker_picked(self, event: Picker.Picked) -> None:
-        if event.picker.id == "mode":
-            mode = color_modes(self.loaded.trace, self.analysis)[event.value or 0]
-            self.set_color_by(self._with_known_layer(ColorBy(mode, self.color_by.layer)))
-        else:
-            by = self.color_by
-            picked = {"layer": by.layer, "head": by.head, "row": by.row, str(event.picker.id): event.value}
-            self.set_color_by(ColorBy(by.mode, picked["layer"], picked["head"], picked["row"]))
-
-    def _with_known_layer(self, by: ColorBy) -> ColorBy:
-        """Drop a layer that the mode has no numbers for."""
-        attention = None if self.analysis is None else self.analysis.attention
-        is_missing = by.mode in ATTENTION_MODES and attention is not None and by.layer not in attention.layers
-        return replace(by, layer=None) if is_missing or by.mode == "score" else by
-
-    def set_color_by(self, by: ColorBy) -> None:
-        """Colour by other numbers."""
-        if by != self._with_known_layer(by):
-            self.pic.tell("the attention of this layer was not asked for; press A on it in another mode")
-            by = self._with_known_layer(by)
-            self.call_later(self._show_pickers)
+    def on_select_changed(self) -> None:
+        mode, *numbers = [self.query_one(f"#{name}", Choice).value for name in ("mode", "layer", "head", "row")]
+        by = ColorBy(str(mode), *(number if isinstance(number, int) else None for number in numbers))
+        if by.mode != self.color_by.mode:
+            by = ColorBy(by.mode, None if by.mode == "score" else by.layer)
         if by != self.color_by:
-            self.color_by = by
-            self.show_all()
+            self.set_color_by(by)
 
-    def action_pick(self, name: str, by: int) -> None:
-        picker = self.query_one(f"#{name}", Picker)
-        if picker.has_class("-empty"):
-            self.pic.tell(f"no {name} to choose here")
-        elif name == "mode" and picker.value == len(color_modes(self.loaded.trace, self.analysis)) - 1:
-            picker.pick(0)
-        else:
-            picker.action_step(by)
-
-    def action_analyse(self) -> None:
-        self._request_analysis(None)
-
-    def action_analyse_layer(self) -> None:
-        self._request_analysis(self.color_by.layer or 0)
-
-    def _request_analysis(self, layer: int | None) -> None:
-        trace, name, job = self.loaded.trace, self.loaded.name, self.pic.services.job
-        self.request.start(lambda listener: job.analyse(trace, name, layer, listener))
-
-    def _note(self, text: str) -> None:
-        self.query_one("#legend", Static).update(Text(text))
-
-    def action_back(self) -> None:
-        if not self.request.cancel():
-            super().action_back()
+    def action_analyse(self, is_of_layer: bool) -> None:
+        """Ask the model for the attention of all layers, or of the one that is shown."""
+        trace, name, job = self.loaded.trace, self.loaded.name, self.pic.job
+        layer = (self.color_by.layer or 0) if is_of_layer else None
+        self.ask_model(
+            lambda listener: job.analyse(trace, name, layer, listener), self.set_analysis,
+            self.query_one("#legend", Static),
+        )  # fmt: skip
 
     def set_analysis(self, analysis: TraceAnalysis) -> None:
         """Show the attention that the model computed."""
         self.analysis = analysis
-        layer = self.color_by.layer if analysis.attention is None or len(analysis.attention.layers) > 1 else None
-        self.color_by = ColorBy("attention", layer)
-        self.show_all()
-
-    def export_data(self) -> Mapping[str, Any]:
-        return self.pic.services.exports.trace(self.loaded, self.analysis)
+        is_of_all = analysis.attention is None or len(analysis.attention.layers) > 1
+        self.set_color_by(ColorBy("attention", self.color_by.layer if is_of_all else None))
 
 
 def facts(trace: Trace, name: str) -> Text:
@@ -296,34 +218,15 @@ def _line(label: str, piece: str, words: list[str]) -> Text:
     return Text.assemble((label, "bold"), " ", (f"«{short(piece, 24)}»", "bold"), "  ", ", ".join(words))
 
 
-def part_rows(counts: TraceCounts, analysis: TraceAnalysis | None, by: ColorBy) -> list[tuple[str, ...]]:
-    """Return counts of every part; in an attention mode also what its initial tokens draw of the chosen numbers."""
-    shares = [("", "")] * len(counts.parts)
-    if analysis is not None and analysis.attention is not None and by.mode in ATTENTION_MODES:
-        drawn, uniform = initial_shares(analysis.attention, by, NUM_INITIAL)
-        shares[:-1] = [(f"{100 * a:.1f}", f"{100 * b:.1f}") for a, b in zip(drawn, uniform, strict=True)]
+def part_rows(counts: TraceCounts, layer: int | None) -> list[tuple[str, ...]]:
+    """Return counts of every part; of one layer, or the mean of all."""
     rows: list[tuple[str, ...]] = []
-    for index, (part, share) in enumerate(zip(counts.parts, shares, strict=True)):
+    for index, part in enumerate(counts.parts):
         name = "head" if index == 0 else "tail" if index == len(counts.parts) - 1 else str(index)
-        computed = part.computed if by.layer is None else float(part.per_layer[by.layer])
+        computed = part.computed if layer is None else float(part.per_layer[layer])
         score = "" if part.score is None else f"{part.score[0]:.3g}"
-        numbers = str(part.start), str(part.num_tokens), f"{computed:.1f}", score
-        rows.append((name, *numbers, *share, visible(part.source)))
+        rows.append((name, str(part.start), str(part.num_tokens), f"{computed:.1f}", score, part.source))
     return rows
-
-
-def initial_shares(
-    attention: AttentionMap, by: ColorBy, num_initial: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the share that the initial tokens of the head and of each chunk draw of the chosen layer, head and row.
-
-    The mean of all where one is None; and the same for rows that attend uniformly. float64 [chunks + 1] each.
-    """
-    layer = slice(None) if by.layer is None else [attention.layers.index(by.layer)]
-    head = slice(None) if by.head is None else [by.head]
-    row = slice(None) if by.row is None else [by.row]
-    drawn = attention.initial_share(num_initial)[layer][:, head][:, :, row]
-    return drawn.mean((0, 1, 2)), attention.uniform_initial_share(num_initial)[row].mean(0)
 
 
 def layer_rows(trace: Trace, counts: TraceCounts, analysis: TraceAnalysis | None) -> list[tuple[str, ...]]:

@@ -15,8 +15,6 @@ import pytest
 
 from commands.conftest import TEXT
 from commands.run import write
-from pictool.commands.settings.settings import Settings
-from pictool.commands.tui_process.job import WorkerJob
 
 POLICY = '''
 from dataclasses import dataclass
@@ -128,10 +126,3 @@ def test_it_is_planned_evaluated_and_measured(ran: Ran) -> None:
 def test_a_wrong_name_lists_it(ran: Ran) -> None:
     outcome = ran.outcomes["wrong name"]
     assert outcome["code"] == 2 and "'strange': must be one of" in outcome["err"] and "strided" in outcome["err"]
-
-
-def test_the_link_form_offers_it(packages: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", packages)
-    with WorkerJob(Settings()) as job:
-        fields = {choice.name: choice.fields for choice in job.policies()}
-    assert fields["strided"] == {"share": 0.25, "k": "none"} and "legolink" in fields

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,14 +15,13 @@ from pictool.core import Layout
 from pictool.store.store import Store
 from pictool.trace.diff import diff_traces
 from pictool.trace.format import GeneratedToken
-from pictool.tui.compare_screen import CompareScreen, grid_of, overlap_counts, overlap_marks
+from pictool.tui.compare_screen import CompareScreen, overlap_counts, overlap_marks
 from pictool.tui.home_screen import HomeScreen
+from pictool.tui.token_colors import BY_ALL, ELSEWHERE, HERE
 from pictool.tui.widgets.heatmap import HeatMap
-from pictool.tui.widgets.picker import Picker
-from pictool.tui.widgets.styles import BY_ALL, ELSEWHERE, HERE
-from pictool.tui.widgets.table import RowTable
+from pictool.tui.widgets.table import Choice, RowTable
 from pictool.tui.widgets.token_text import TokensView
-from tui.drive import drive, load, make_app, press, screen_text, settle, told
+from tui.drive import drive, load, make_app, press, screen_text, settle, texts, told
 
 ROWS = [((2, 3), (2,), ()), ((2, 5, 6), (5,), ()), ((), (), ())]
 TRACES = [make_trace(rows, logits=np.array([0, 1, 2, 3, i, 0, -1], dtype=np.float32)) for i, rows in enumerate(ROWS)]
@@ -33,6 +30,14 @@ TRACES = [make_trace(rows, logits=np.array([0, 1, 2, 3, i, 0, -1], dtype=np.floa
 def screen(pilot: Pilot[None]) -> CompareScreen:
     assert isinstance(pilot.app.screen, CompareScreen)
     return pilot.app.screen
+
+
+def mode(pilot: Pilot[None]) -> object:
+    return screen(pilot).query_one("#mode", Choice).value
+
+
+def layer(pilot: Pilot[None]) -> object:
+    return screen(pilot).query_one("#layer", Choice).value
 
 
 def cursors(pilot: Pilot[None]) -> list[int]:
@@ -66,20 +71,20 @@ def test_numbers_are_those_of_diff(store: Store) -> None:
         )
         for index in (1, 2):
             diff = diff_traces(TRACES[0], TRACES[index])
-            row = policies.texts(index)
+            row = texts(policies, index)
             assert row[2:6] == (
                 f"{diff.selection.overall:.3f}", str(diff.common), f"{diff.kl[0]:.3g}", f"{diff.max_logit:.3g}",
             )  # fmt: skip
-            overlaps = [layers.texts(layer)[index] for layer in range(3)]
+            overlaps = [texts(layers, layer)[index] for layer in range(3)]
             assert overlaps == [f"{overlap:.3f}" for overlap in diff.selection.jaccard]
         share = np.exp(TRACES[1].logits.astype(np.float64))
-        assert first.texts(0)[:1] + first.texts(0)[2:3] == (" yes", f"{share[3] / share.sum():.4f}")
+        assert texts(first, 0)[:1] + texts(first, 0)[2:3] == (" yes", f"{share[3] / share.sum():.4f}")
         await press(pilot, "l", "t")
-        assert screen(pilot).shown_layer == 0 and screen(pilot).query_one(TabbedContent).active == "tab-map"
+        assert layer(pilot) == 0 and screen(pilot).query_one(TabbedContent).active == "tab-map"
         steps = screen(pilot).views[1]._steps
         assert (steps > 0).nonzero()[0].tolist() == [2, 5, 6, 8, 9]
         await press(pilot, "L")
-        assert screen(pilot).shown_layer is None
+        assert layer(pilot) is None
 
     drive(make_app(store, [load(trace, f"{i}.trace") for i, trace in enumerate(TRACES)]), scenario)
 
@@ -105,7 +110,7 @@ def test_the_overlap_is_that_of_diff(layer: int | None) -> None:
 def test_overlap_by_key_with_counts_and_a_legend(store: Store) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "m")
-        assert screen(pilot).mode == "overlap"
+        assert mode(pilot) == "overlap"
         marks = overlap_marks(TRACES, None)
         for view, mark in zip(screen(pilot).views, marks, strict=True):
             assert (view._steps == mark).all() and isinstance(view.parent, Vertical)
@@ -115,7 +120,7 @@ def test_overlap_by_key_with_counts_and_a_legend(store: Store) -> None:
         await press(pilot, "l")
         assert (screen(pilot).views[0]._steps == overlap_marks(TRACES, 0)[0]).all()
         await press(pilot, "m")
-        assert screen(pilot).mode == "computed" and screen(pilot).views[0]._steps[8] == 9
+        assert mode(pilot) == "computed" and screen(pilot).views[0]._steps[8] == 9
 
     drive(make_app(store, [load(trace, f"{i}.trace") for i, trace in enumerate(TRACES)]), scenario, (150, 40))
 
@@ -126,11 +131,11 @@ def test_answers_part_where_they_do(store: Store) -> None:
 
     async def scenario(pilot: Pilot[None]) -> None:
         answers, first = (screen(pilot).query_one(f"#{name}", RowTable) for name in ("answers", "first"))
-        assert [answers.texts(row) for row in range(3)] == [
+        assert [texts(answers, row) for row in range(3)] == [
             ("", "0", " yes -0.5", " yes -0.5"), ("≠", "1", "</s> -0.01", " no -1.5"), ("≠", "2", "", "</s> -0.02")
         ]  # fmt: skip
         assert diff_traces(TRACES[0], other).common == 1
-        apart = {first.texts(row)[0]: first.texts(row)[3] for row in range(first.count)}
+        apart = {texts(first, row)[0]: texts(first, row)[3] for row in range(first.row_count)}
         assert apart[" yes"] == f"{other.logits[3] - TRACES[0].logits[3]:+.2f}"
         await press(pilot, "t", "t", "t", "t")
         assert screen(pilot).query_one(TabbedContent).active == "tab-answers"
@@ -154,7 +159,7 @@ def test_other_prompts_are_refused(store: Store) -> None:
 @pytest.mark.parametrize(("width", "is_narrow"), [(60, True), (120, False)])
 def test_what_does_not_fit_side_by_side_stands_below(store: Store, width: int, is_narrow: bool) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
-        pickers = [picker.region for picker in screen(pilot).query(Picker) if picker.display]
+        pickers = [picker.region for picker in screen(pilot).query(Choice) if picker.display]
         assert all(picker.right <= width and picker.width > 12 for picker in pickers)
         assert screen(pilot).query_one("#legend").region.width > 40
         tops = {view.region.y for view in screen(pilot).views}
@@ -164,29 +169,20 @@ def test_what_does_not_fit_side_by_side_stands_below(store: Store, width: int, i
 
 
 def test_four_traces_in_80_columns_show_text(store: Store) -> None:
-    """Two at a time, side by side; all four once the pane below is folded. Every name and number is there."""
+    """All four once the pane below is folded; before, the focus scrolls to the others."""
     policies = ["legolink", "cacheblend", "naive", "fixup"]
     traces = [replace(TRACES[i % 3], report={**TRACES[i % 3].report, "algo": algo}) for i, algo in enumerate(policies)]
 
-    def shown(pilot: Pilot[None]) -> list[int]:
-        views = screen(pilot).shown_views
-        assert all(view.size.width > 30 and view.size.height >= 4 for view in views)
-        assert all(view.region.bottom <= 24 and view.region.right <= 80 for view in views)
-        return [screen(pilot).views.index(view) for view in views]
+    def shown(pilot: Pilot[None]) -> int:
+        return screen_text(screen(pilot).pic).count("a bc")
 
     async def scenario(pilot: Pilot[None]) -> None:
-        assert shown(pilot) == [0, 1] and screen_text(screen(pilot).pic).count("a bc") == 2
-        assert "texts ‹ 1-2/4 ›" in screen_text(screen(pilot).pic)
-        table = screen(pilot).query_one("#policies", RowTable)
-        assert all(policy in screen_text(screen(pilot).pic) for policy in policies) and table.region.right <= 80
-        await press(pilot, "right", "v")
-        assert shown(pilot) == [2, 3] and pilot.app.focused is screen(pilot).views[2]
-        assert cursors(pilot) == [1] * 4  # the hidden ones follow
-        await pilot.click("#shown", offset=(2, 0))  # the left half: back
+        assert shown(pilot) == 2 and all(policy in screen_text(screen(pilot).pic) for policy in policies)
+        screen(pilot).views[3].focus()
         await settle(pilot)
-        assert shown(pilot) == [1, 2]
+        assert screen(pilot).views[3].region.bottom <= 24
         await press(pilot, "f")
-        assert shown(pilot) == [0, 1, 2, 3] and "texts ‹" not in screen_text(screen(pilot).pic)
+        assert shown(pilot) == 4 and len({view.size for view in screen(pilot).views}) == 1
         await press(pilot, "slash", *"e", "enter")
         assert cursors(pilot) == [5] * 4
         await pilot.resize_terminal(60, 20)
@@ -194,19 +190,6 @@ def test_four_traces_in_80_columns_show_text(store: Store) -> None:
         assert shown(pilot)
 
     drive(make_app(store, [load(trace, f"{i}.trace") for i, trace in enumerate(traces)]), scenario, (80, 24))
-
-
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [
-        ((4, 80, 11), (2, 1)), ((4, 80, 19), (2, 2)), ((4, 200, 20), (4, 1)), ((3, 80, 40), (2, 2)),
-        ((2, 60, 12), (1, 1)), ((2, 60, 16), (1, 2)), ((4, 20, 3), (1, 1)), ((5, 120, 40), (3, 2)),
-        ((4, 120, 20), (2, 2)),
-    ],
-)  # fmt: skip
-def test_the_grid_of_texts(size: tuple[int, int, int], expected: tuple[int, int]) -> None:
-    """As many as have room, in rows that are as full as they can be."""
-    assert grid_of(*size) == expected
 
 
 def test_links_that_compute_nothing_are_said_to(store: Store) -> None:
@@ -218,16 +201,6 @@ def test_links_that_compute_nothing_are_said_to(store: Store) -> None:
         assert "no link computed a context token at layer 0" in screen_text(screen(pilot).pic)
 
     drive(make_app(store, [load(plain, f"{i}.trace") for i in range(2)]), scenario)
-
-
-def test_json_is_that_of_diff(store: Store) -> None:
-    async def scenario(pilot: Pilot[None]) -> None:
-        await press(pilot, "e", "ctrl+u", *"out.json", "enter")
-
-    drive(make_app(store, [load(trace, f"{i}.trace") for i, trace in enumerate(TRACES)]), scenario)
-    exported = json.loads(Path("out.json").read_text())
-    assert [diff["b"] for diff in exported] == ["1.trace", "2.trace"]
-    assert exported[0]["tokens"] == {"both": [2], "only_a": [3], "only_b": [5, 6]}
 
 
 def test_full_recompute_is_the_baseline_and_is_named(store: Store) -> None:
@@ -255,7 +228,7 @@ def test_texts_beside_each_other_break_and_scroll_alike(store: Store, width: int
         await pilot.resize_terminal(width, 40)
         await settle(pilot)
         await press(pilot, "down", "down")
-        shown = screen(pilot).shown_views
+        shown = screen(pilot).views
         assert len({view.wrapped.width for view in shown}) == 1 and len(shown) > 1
         assert len({view.scroll_offset.y for view in shown}) == 1 and shown[0].scroll_offset.y > 0
         shown[1].scroll_to(y=2, animate=False, immediate=True)

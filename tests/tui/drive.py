@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from textual.app import App
 from textual.pilot import Pilot
+from textual.strip import Strip
 from traces import make_trace
 
-from pictool.commands.tui import make_exports
 from pictool.core import Geometry, Target
 from pictool.spans.runs import QueryRun
 from pictool.store.objects.format import CompiledChunk, ObjectMeta
@@ -30,8 +31,8 @@ from pictool.trace.deviation import (
 )
 from pictool.trace.format import Trace, write_trace
 from pictool.tui.app import PicApp
-from pictool.tui.export import screen_lines
-from pictool.tui.services import Cancelled, LinkForm, Listener, LoadedTrace, PolicyChoice, Services
+from pictool.tui.services import Cancelled, LinkForm, Listener, LoadedTrace
+from pictool.tui.widgets.table import RowTable
 
 Scenario = Callable[[Pilot[None]], Awaitable[None]]
 SIZE = (100, 34)
@@ -48,25 +49,22 @@ class FakeJob:
     _go: threading.Event = field(default_factory=threading.Event)
     _is_cancelled: bool = False
 
-    def policies(self) -> Sequence[PolicyChoice]:
-        return [PolicyChoice("legolink", {"k": 16}), PolicyChoice("cacheblend", {"ratio": 0.15, "on": "v"})]
-
     def link(self, form: LinkForm, listener: Listener) -> Path | None:
         self.requests.append(form)
-        listener.note("compiled a.txt (3 tokens)")
-        listener.text(" yes,")
-        listener.text(" it does")
+        listener("note", "compiled a.txt (3 tokens)")
+        listener("text", " yes,")
+        listener("text", " it does")
         self._wait()
         answer = self._answer()
         if not form.trace:
-            listener.note("32 of 40 tokens were reused")
+            listener("note", "32 of 40 tokens were reused")
             return None
         write_trace(Path(form.trace), answer)
         return Path(form.trace)
 
     def analyse(self, trace: Trace, name: str, layer: int | None, listener: Listener) -> TraceAnalysis:
         self.requests.append((name, layer))
-        listener.note("loading the model")
+        listener("note", "loading the model")
         self._wait()
         analysis = self._answer()
         assert isinstance(analysis, TraceAnalysis)
@@ -74,7 +72,7 @@ class FakeJob:
 
     def attention_sinks(self, key: str, listener: Listener) -> AttentionSinks:
         self.requests.append(key)
-        listener.note("loading the model")
+        listener("note", "loading the model")
         self._wait()
         sinks = self._answer()
         assert isinstance(sinks, AttentionSinks)
@@ -82,7 +80,7 @@ class FakeJob:
 
     def pieces(self, key: str, listener: Listener) -> tuple[str, ...]:
         self.requests.append(("pieces", key))
-        listener.note("loading the tokenizer")
+        listener("note", "loading the tokenizer")
         self._wait()
         pieces = self._answer()
         assert isinstance(pieces, tuple)
@@ -115,15 +113,15 @@ class DrivenApp(PicApp):
 
     told: list[str]
 
-    def tell(self, text: str, is_error: bool = False) -> None:
+    def tell(self, text: str) -> None:
         self.told = [*getattr(self, "told", []), text]
-        super().tell(text, is_error)
+        super().tell(text)
 
 
 def make_app(
     store: Store, traces: Sequence[LoadedTrace] = (), job: FakeJob | None = None, run: QueryRun | None = None
 ) -> DrivenApp:
-    return DrivenApp(store, traces, Services(job or FakeJob(), make_exports()), run)
+    return DrivenApp(store, traces, job or FakeJob(), run)
 
 
 def drive(app: PicApp, scenario: Scenario, size: tuple[int, int] = SIZE, shows_notices: bool = False) -> None:
@@ -153,6 +151,16 @@ async def press(pilot: Pilot[None], *keys: str) -> None:
 def told(pilot: Pilot[None]) -> str:
     """All that the app has told, line by line."""
     return "\n".join(getattr(pilot.app, "told", []))
+
+
+def screen_lines(app: App[Any]) -> list[Strip]:
+    """The lines of the screen as they are drawn."""
+    return app.screen._compositor.render_strips()
+
+
+def texts(table: RowTable, row: int) -> tuple[str, ...]:
+    """The cells of a row."""
+    return tuple(str(cell) for cell in table.get_row_at(row))
 
 
 def screen_text(app: PicApp) -> str:

@@ -32,23 +32,26 @@ class Heard:
         self.notes: list[str] = []
         self.answer = ""
 
+    def __call__(self, kind: str, text: str) -> None:
+        if kind == "note":
+            self.note(text)
+        else:
+            self.answer += text
+
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def text(self, piece: str) -> None:
-        self.answer += piece
-
 
 def form(**changes: object) -> LinkForm:
-    fields = {"documents": ("a.txt",), "query": "Who?", "algo": "legolink", "fields": ("k=2",), "trace": "out.trace"}
+    fields = {"documents": ("a.txt",), "query": "Who?", "algo": "legolink-2", "trace": "out.trace"}
     return LinkForm(**{**fields, "max_new_tokens": 3, **changes})  # type: ignore[arg-type]
 
 
 def test_the_process_imports_nothing_from_the_working_directory() -> None:
     for name in ("socket", "pickle", "pictool"):
         write(f"{name}.py", "from pathlib import Path\nPath('ran').touch()\nraise SystemExit(3)\n")
-    with WorkerJob(Settings().override(store="st", device="cpu", dtype="float32")) as job:
-        assert job.policies()
+    with WorkerJob(Settings().override(store="st", device="cpu", dtype="float32")) as job, pytest.raises(PicError):
+        job.pieces("0" * 64, Heard())
     assert not Path("ran").exists()
 
 
@@ -57,8 +60,6 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
     write("a.txt", "The harbour was quiet. It holds a festival.\n")
     heard = Heard()
     with WorkerJob(Settings().override(store="st", model=str(model), device="cpu", dtype="float32")) as job:
-        names = {policy.name: policy.fields for policy in job.policies()}
-        assert names["legolink"] == {"k": 16} and {"full", "naive", "cacheblend", "speccache"} <= set(names)
         path = job.link(form(), heard)
         assert path is not None
         trace = read_trace(path)
@@ -84,7 +85,7 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
         pieces = job.pieces(trace.chunks[0].key, heard)
         assert "".join(pieces) == Path("a.txt").read_text() and len(pieces) == trace.layout.starts[2] - 1
         with pytest.raises(PicError, match="has no field 'x'"):
-            job.link(form(fields=("x=1",)), heard)
+            job.link(form(algo="legolink:x=1"), heard)
         with pytest.raises(PicError, match=r"out\.trace"):
             job.link(form(documents=("out.trace",)), heard)
     with (
@@ -106,7 +107,7 @@ def test_questions_without_a_trace_share_an_engine_and_a_trace_is_of_a_fresh_lin
         answers = []
         for trace in ("", "fresh.trace", "", ""):
             heard = Heard()
-            assert job.link(form(trace=trace, algo="full", fields=()), heard) == (Path(trace) if trace else None)
+            assert job.link(form(trace=trace, algo="full"), heard) == (Path(trace) if trace else None)
             answers.append((heard.answer, re.findall("[0-9]+ are of earlier", heard.notes[-1])))
         whole = read_trace(Path("fresh.trace"))
     assert (
@@ -145,4 +146,5 @@ def test_a_run_is_cancelled_or_dies_and_the_next_one_works() -> None:
             job.link(form(), Ends(by_user=True))
         with pytest.raises(PicError, match="process ended"):
             job.link(form(), Ends(by_user=False))
-        assert job.policies() and not Path("out.trace").exists()
+        assert not Path("out.trace").exists()
+        assert job.link(form(), Heard()) == Path("out.trace")

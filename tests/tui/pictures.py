@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/guides/terminal-interface.md, and that of a server in serving.md, again, from the sample
+"""Draw the pictures of docs/guides/terminal-interface.md, and that of a run in span-queries.md, again, from the sample
 documents and the embedded model.
 
 PYTHONPATH=tests:. python -m tui.pictures
@@ -8,33 +8,38 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 
-from serve.live import serving
+import matplotlib
+from PIL import Image, ImageDraw, ImageFont
+from rich.cells import cell_len
+from rich.color import Color
+from rich.style import Style
+from rich.terminal_theme import DIMMED_MONOKAI
 from textual.pilot import Pilot
+from textual.strip import Strip
 
 from pictool.commands.settings.settings import Settings
-from pictool.commands.tui import make_exports
 from pictool.commands.tui_process.job import WorkerJob
 from pictool.commands.tui_process.worker import TuiWorker
-from pictool.runtime.model import load_model
+from pictool.spans.runs import read_run
 from pictool.store.store import Store
 from pictool.tui.app import PicApp
-from pictool.tui.export import draw_png, screen_lines
-from pictool.tui.services import LinkForm, LoadedTrace, Services
-from pictool.tui.watching import Address
-from tui.drive import settle
+from pictool.tui.services import LinkForm, LoadedTrace
+from tui.drive import screen_lines, settle
 
+Rgb = tuple[int, int, int]
 ROOT = Path(__file__).parents[2]
+_FONT_SIZE, _LINE_HEIGHT = 16, 20  # pixels
 IMAGES = ROOT / "docs" / "images"
 QUERY = "On which river does Dusdale lie?"
 LINKS = {
-    "full": ("full",), "naive": ("naive",), "lego-16": ("legolink", "k=16"), "blend": ("cacheblend", "ratio=0.15"),
-    "fixup": ("fixup", "ratio=0.15"),
+    "full": "full", "naive": "naive", "lego-16": "legolink-16", "blend": "cacheblend-15", "fixup": "fixup:ratio=0.15",
 }  # fmt: skip
 FIVE = [*LINKS]
 # A picture: its size, the traces that are open, and the keys that are pressed before it is taken.
@@ -46,15 +51,63 @@ PICTURES: dict[str, tuple[tuple[int, int], Sequence[str], Sequence[str]]] = {
     "tui-attention": ((110, 36), ["naive"], ["a", *"llll", "h", "slash", *"Tem", "enter"]),
     "tui-fixups": ((80, 24), [], ["slash", *"Femlia", "enter", "enter", "h", "f", *["right"] * 4]),
     "tui-sinks": ((100, 34), [], ["slash", *"Femlia", "enter", "enter", "a"]),
+    "tui-query": ((80, 28), [], ["n", "n", "n"]),
 }
+
+
+def draw_png(lines: Sequence[Strip]) -> bytes:
+    """Draw text on coloured cells, with a font that comes with matplotlib; what it lacks, with another."""
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    fonts = [ImageFont.truetype(str(folder / f"DejaVuSansMono{kind}.ttf"), _FONT_SIZE) for kind in ("", "-Bold")]
+    other = ImageFont.truetype(str(folder / "DejaVuSans.ttf"), _FONT_SIZE)
+    cell, unknown = round(fonts[0].getlength("M")), bytes(fonts[0].getmask("\uffff"))
+    uneven = {char for line in lines for text, *_ in line for char in text
+              if not char.isascii() and bytes(fonts[0].getmask(char)) == unknown}  # fmt: skip
+    picture = Image.new("RGB", (max(line.cell_length for line in lines) * cell, len(lines) * _LINE_HEIGHT))
+    draw = ImageDraw.Draw(picture)
+    for y, line in enumerate(lines):
+        x = 0
+        for text, style, _ in line:
+            if not cell_len(text):
+                continue
+            foreground, background = colors_of(style or Style.null())
+            end, top, bottom = x + cell_len(text) * cell, y * _LINE_HEIGHT, (y + 1) * _LINE_HEIGHT
+            draw.rectangle((x, top, end - 1, bottom - 1), fill=background)
+            for index, character in enumerate(text):
+                left = x + cell_len(text[:index]) * cell
+                font = other if character in uneven else fonts[bool(style and style.bold)]
+                draw.text((left, top), character, font=font, fill=foreground)
+            if style and style.underline:
+                draw.line((x, bottom - 2, end - 1, bottom - 2), fill=foreground)
+            x = end
+    file = BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def colors_of(style: Style) -> tuple[Rgb, Rgb]:
+    """Return the foreground and background of a cell as a terminal draws them."""
+    foreground, background = _rgb(style.color, True), _rgb(style.bgcolor, False)
+    if style.reverse:
+        foreground, background = background, foreground
+    if style.dim:
+        foreground = tuple((a + b) // 2 for a, b in zip(foreground, background, strict=True))  # type: ignore[assignment]
+    return foreground, background
+
+
+def _rgb(color: Color | None, is_foreground: bool) -> Rgb:
+    theme = DIMMED_MONOKAI
+    if color is None:
+        return tuple(theme.foreground_color if is_foreground else theme.background_color)  # type: ignore[return-value]
+    return tuple(color.get_truecolor(theme, foreground=is_foreground))  # type: ignore[return-value]
 
 
 def link_all(settings: Settings) -> None:
     """Link the pages of a book by every policy, into traces in the working directory."""
     worker = TuiWorker(lambda *_: None, settings)
     documents = tuple(sorted(str(path) for path in Path("docs").glob("book-3-page-*.txt")))
-    for name, (algo, *fields) in LINKS.items():
-        worker.link(LinkForm(documents, QUERY, algo, tuple(fields), f"{name}.trace"))
+    for name, algo in LINKS.items():
+        worker.link(LinkForm(documents, QUERY, algo, f"{name}.trace"))
 
 
 async def take(name: str, app: PicApp) -> None:
@@ -71,42 +124,19 @@ async def _press(pilot: Pilot[None], keys: Sequence[str]) -> None:
         await settle(pilot)
 
 
-async def take_server(seconds: float) -> None:
-    """A server of the embedded model to which three clients send questions, watched for some seconds."""
-    with serving(load_model("embedded"), Store("served")) as live, ThreadPoolExecutor(3) as clients:
-        pages = sorted(Path("docs").glob("book-3-page-*.txt"))
-        texts = [{"model": live.backend.model, "text": page.read_text()} for page in pages]
-        caches = [live.ok("POST", "/v1/caches", json=text)["id"] for text in texts]
-        body = {"model": live.backend.model, "messages": [{"role": "user", "content": QUERY}], "cache_ids": caches}
-        until = time.monotonic() + seconds
-
-        def ask(client: int) -> None:
-            while time.monotonic() < until:
-                live.ok("POST", "/v1/chat/completions", json=body | {"max_tokens": 8 * (client + 1)})
-                time.sleep(0.2 * (client + 1))
-
-        asked = [clients.submit(ask, client) for client in range(3)]
-        with WorkerJob(Settings()) as job:
-            app = PicApp(Store(), [], Services(job, make_exports()), server=Address(live.url))
-            async with app.run_test(size=(100, 30), notifications=False) as pilot:
-                await asyncio.sleep(seconds - 4)
-                await settle(pilot)
-                (IMAGES / "tui-server.png").write_bytes(draw_png(screen_lines(app)))
-        for each in asked:
-            each.result()
-
-
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
         Path("docs").symlink_to(ROOT / "fixtures" / "docs")
         settings = Settings().override(device="cpu")
         link_all(settings)
+        query = str(ROOT / "examples" / "queries" / "judge.yaml")
+        subprocess.run([sys.executable, "-m", "pictool", "query", query, "--trace", "run"], check=True)
+        run = read_run(Path("run"))
         with WorkerJob(settings) as job:
             for name, (_, traces, _) in PICTURES.items():
                 loaded = [LoadedTrace.read(Path(f"{trace}.trace")) for trace in traces]
-                asyncio.run(take(name, PicApp(Store(), loaded, Services(job, make_exports()))))
-        asyncio.run(take_server(30))
+                asyncio.run(take(name, PicApp(Store(), loaded, job, run if name == "tui-query" else None)))
         os.chdir("/")
 
 

@@ -36,7 +36,7 @@ def in_terminal(source: str, *arguments: str, steps: Sequence[tuple[bytes, bytes
     ioctl(follower, TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-c", source, "tui", *arguments], stdin=follower, stdout=follower, stderr=follower,
-        env={"TERM": "xterm-256color", "COLORFGBG": "15;0", **os.environ, **env}, start_new_session=True,
+        env={"TERM": "xterm-256color", **os.environ, **env}, start_new_session=True,
     )  # fmt: skip
     os.close(follower)
     seen, done, began = b"", 0, time.monotonic()

@@ -39,25 +39,6 @@ def test_scores() -> None:
     assert colors.steps[0] == 0 and colors.steps[9] == 9 and (np.diff(colors.steps[:10]) >= 0).all()
 
 
-@pytest.mark.parametrize(("layer", "head", "row"), [(None, None, None), (1, None, None), (2, 1, 0), (None, 0, 2)])
-def test_attention_is_the_softmax(layer: int | None, head: int | None, row: int | None) -> None:
-    colors = token_colors(TRACE, ANALYSIS, ColorBy("attention", layer, head, row))
-    expected = WEIGHTS if layer is None else WEIGHTS[[layer]]
-    expected = expected if head is None else expected[:, [head]]
-    expected = expected if row is None else expected[:, :, [row]]
-    assert np.allclose(colors.values[:11], expected.mean((0, 1, 2)), atol=1e-6)
-    assert np.nansum(colors.values) == pytest.approx(1, abs=1e-6)
-    assert colors.labels == (" h", "?", " yes")
-
-
-def test_scaled_scores_are_in_the_unit_range() -> None:
-    colors = token_colors(TRACE, ANALYSIS, ColorBy("minmax", 1, 0, 1))
-    assert ATTENTION is not None
-    row = ATTENTION.scores[1, 0, 1, :10].astype(np.float64)
-    assert np.allclose(colors.values[:10], (row - row.min()) / (row.max() - row.min()))
-    assert colors.high == 1 and np.isnan(colors.values[10:]).all()
-
-
 @pytest.mark.parametrize("layer", [None, 2])
 def test_deviation(layer: int | None) -> None:
     assert ANALYSIS.deviation is not None
@@ -71,4 +52,4 @@ def test_deviation(layer: int | None) -> None:
 
 def test_what_can_be_shown() -> None:
     assert color_modes(make_trace(), None) == ("computed",)
-    assert color_modes(TRACE, ANALYSIS) == ("computed", "score", "attention", "minmax", "kv", "attention-dev")
+    assert color_modes(TRACE, ANALYSIS) == ("computed", "score", "attention", "kv", "attention-dev")

@@ -10,13 +10,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from pictool.commands.settings.settings import Settings
 from pictool.errors import PicError
-from pictool.tui.services import Cancelled, LinkForm, Listener, PolicyChoice
+from pictool.tui.services import Cancelled, LinkForm, Listener
 
 if TYPE_CHECKING:
     from pictool.trace.analysis import TraceAnalysis
@@ -46,9 +45,6 @@ class WorkerJob:
         if self._process is not None:
             self._process.wait()
 
-    def policies(self) -> Sequence[PolicyChoice]:
-        return cast("Sequence[PolicyChoice]", self._request("policies", (), None))
-
     def link(self, form: LinkForm, listener: Listener) -> Path | None:
         return cast("Path | None", self._request("link", (form,), listener))
 
@@ -67,7 +63,7 @@ class WorkerJob:
         if self._process is not None:
             self._process.kill()
 
-    def _request(self, name: str, arguments: tuple[Any, ...], listener: Listener | None) -> Any:
+    def _request(self, name: str, arguments: tuple[Any, ...], listener: Listener) -> Any:
         with self._lock:
             self._is_cancelled = False
             process = self._running_process()
@@ -82,15 +78,14 @@ class WorkerJob:
                     raise Cancelled from error
                 raise PicError(f"the model's process ended (code {code}): {self._last_error()}") from error
 
-    def _read_reply(self, replies: IO[bytes], listener: Listener | None) -> Any:
+    def _read_reply(self, replies: IO[bytes], listener: Listener) -> Any:
         while True:
             kind, value = pickle.load(replies)
             if kind == "done":
                 return value
             if kind == "failed":
                 raise value
-            if listener is not None:
-                (listener.note if kind == "note" else listener.text)(value)
+            listener(kind, value)
 
     def _running_process(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:

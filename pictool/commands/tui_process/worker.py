@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from pictool.commands.settings.resources import open_model, open_store
 from pictool.commands.settings.settings import Settings
 from pictool.errors import ForeignObjectError, PicError
-from pictool.tui.services import LinkForm, PolicyChoice
+from pictool.tui.services import LinkForm
 
 if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
@@ -33,17 +33,6 @@ class TuiWorker:
         self._models: dict[tuple[str | None, str], Model] = {}
         self._engines: dict[str | None, Engine] = {}
 
-    def policies(self) -> Sequence[PolicyChoice]:
-        """List every policy with the defaults of its fields; a field without a default is left out."""
-        from dataclasses import MISSING, fields
-
-        from pictool.linker.policies import policies
-
-        return [
-            PolicyChoice(name, {field.name: field.default for field in fields(policy) if field.default is not MISSING})
-            for name, policy in policies().items()
-        ]
-
     def link(self, form: LinkForm) -> Path | None:
         from pictool.commands.console.outputs import output_path
         from pictool.commands.linking.request import RequestOptions, make_spec
@@ -51,8 +40,7 @@ class TuiWorker:
 
         path = output_path("trace", form.trace, form.documents) if form.trace else None
         request = RequestOptions(
-            documents=[*form.documents], query=form.query, algos=[form.algo], params=[*form.fields],
-            max_new_tokens=form.max_new_tokens,
+            documents=[*form.documents], query=form.query, algos=[form.algo], max_new_tokens=form.max_new_tokens,
         )  # fmt: skip
         spec = make_spec(request, self._settings)
         model = self._open(form.model)

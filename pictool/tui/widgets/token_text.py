@@ -6,7 +6,7 @@ The text may be of any length: it is wrapped once per width, and only the visibl
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.geometry import Region, Size
+from textual.geometry import Size
 from textual.message import Message
 from textual.reactive import reactive
 from textual.scroll_view import ScrollView
@@ -25,7 +25,7 @@ from textual.strip import Strip
 
 from pictool.escapes import visible
 from pictool.trace.format import Trace
-from pictool.tui.widgets.styles import CURSOR, DIM, MATCH, cell_width, token_style
+from pictool.tui.token_colors import CURSOR, DIM, MATCH, cell_width, token_style
 
 HEADING = -1  # in place of a token
 _LINE_BREAK = "↵"
@@ -75,13 +75,30 @@ class TokenText:
 
     def wrap(self, width: int) -> WrappedText:
         """Break the text into lines between tokens; a token that is wider than a line is cut."""
-        wrapper = _Wrapper(max(width, _MIN_WIDTH))
+        lines, line_of, width = list[Line](), list[int](), max(width, _MIN_WIDTH)
         for title, start, end in zip(self.titles, self.starts, (*self.starts[1:], len(self.pieces)), strict=True):
-            wrapper.add_heading(title)
+            lines.append([(HEADING, chop_cells(title, width)[0])])
+            used = width + 1  # no room: the next token begins a line
             for token in range(start, end):
-                wrapper.add_token(token, self.pieces[token])
-        wrapper.end_line()
-        return WrappedText(wrapper.width, wrapper.lines, np.asarray(wrapper.line_of, dtype=np.int64))
+                line_of.append(-1)
+                for text in _texts(self.pieces[token]):
+                    for part in chop_cells(text, width) or [""]:
+                        if used + cell_width(part) > width:
+                            lines.append([])
+                            used = 0
+                        if line_of[token] < 0:
+                            line_of[token] = len(lines) - 1
+                        lines[-1].append((token, part))
+                        used += cell_width(part)
+                    if text.endswith(_LINE_BREAK):
+                        used = width + 1
+        return WrappedText(width, lines, np.asarray(line_of, dtype=np.int64))
+
+
+def _texts(piece: str) -> list[str]:
+    """The text of a token, cut after each line break, which is seen."""
+    *ended, last = piece.split("\n")
+    return [*(visible(part) + _LINE_BREAK for part in ended), *([visible(last)] if last or not ended else [])]
 
 
 @dataclass(frozen=True)
@@ -123,54 +140,16 @@ class WrappedText:
         return token
 
 
-@dataclass
-class _Wrapper:
-    width: int
-    lines: list[Line] = field(default_factory=list)
-    line_of: list[int] = field(default_factory=list)
-    _line: Line = field(default_factory=list)
-    _used: int = 0
-
-    def add_heading(self, text: str) -> None:
-        self.end_line()
-        self.lines.append([(HEADING, chop_cells(text, self.width)[0])])
-
-    def add_token(self, token: int, piece: str) -> None:
-        self.line_of.append(-1)
-        if piece.isascii() and piece.isprintable():
-            return self._place(token, piece)
-        parts = piece.split("\n")
-        for part in parts[:-1]:
-            self._place(token, visible(part) + _LINE_BREAK)
-            self.end_line()
-        if parts[-1] or len(parts) == 1:
-            self._place(token, visible(parts[-1]))
-        return None
-
-    def end_line(self) -> None:
-        if self._line:
-            self.lines.append(self._line)
-        self._line, self._used = [], 0
-
-    def _place(self, token: int, text: str) -> None:
-        size = cell_width(text)
-        if self._used and self._used + size > self.width:
-            self.end_line()
-        for part in chop_cells(text, self.width) if size > self.width else [text]:
-            if self._used and self._used + cell_width(part) > self.width:
-                self.end_line()
-            if self.line_of[token] < 0:
-                self.line_of[token] = len(self.lines)
-            self._line.append((token, part))
-            self._used += cell_width(part)
-
-
 class TokensView(ScrollView, can_focus=True):
     """Draws tokens with colours, a cursor on one of them, and the matches of a search."""
 
     DEFAULT_CSS = """
     TokensView { height: 1fr; overflow-x: hidden; overflow-y: scroll; padding: 0; }
     TokensView:focus { background: $surface; }
+    """
+    HELP = """\
+    Positions read 5+11: token 11 of chunk 5 (chunks from 1, tokens from 0); head+0, tail+2, answer+0.
+    A cell of a map shows the largest of its tokens; a token is plain under a tenth of the largest number.
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "step(-1)", "token before", show=False),
@@ -182,8 +161,8 @@ class TokensView(ScrollView, can_focus=True):
         Binding("home", "step(-1000000000)", "first token", show=False),
         Binding("end", "step(1000000000)", "last token", show=False),
     ]
-    help_title = "text"
     cursor = reactive(0)
+    _wrapped: WrappedText | None = None
 
     class Moved(Message):
         """The cursor moved to another token."""
@@ -192,41 +171,25 @@ class TokensView(ScrollView, can_focus=True):
             super().__init__()
             self.view, self.token = view, token
 
-        @property
-        def control(self) -> TokensView:
-            return self.view
-
-    def __init__(self, token_text: TokenText, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self.token_text = token_text
-        self._steps = np.zeros(len(token_text.pieces), dtype=np.int8)
-        self._is_match = np.zeros(len(token_text.pieces), dtype=bool)
-        self._wrapped: WrappedText | None = None
-        self.max_width: int | None = None  # columns at most, so that views beside each other break lines alike
+    def __init__(self, token_text: TokenText) -> None:
+        super().__init__()
+        self.set_text(token_text)
 
     @property
     def wrapped(self) -> WrappedText:
         """The lines at the view's current width."""
-        width = self.scrollable_content_region.width
-        if self.max_width is not None:
-            width = min(width, self.max_width)
-        if self._wrapped is None or self._wrapped.width != max(width, _MIN_WIDTH):
+        width = max(self.scrollable_content_region.width, _MIN_WIDTH)
+        if self._wrapped is None or self._wrapped.width != width:
             self._wrapped = self.token_text.wrap(width)
             self.virtual_size = Size(0, len(self._wrapped.lines))
         return self._wrapped
 
-    def set_max_width(self, width: int | None) -> None:
-        """Break lines at this width at most; the cursor stays in view."""
-        if width != self.max_width:
-            self.max_width = width
-            self.on_resize()
-            self.refresh()
-
     def set_text(self, token_text: TokenText) -> None:
         """Show another text, without colours; the cursor is on its first token."""
-        self.cursor, count = 0, len(token_text.pieces)
-        self.token_text, self._wrapped = token_text, None
+        self.token_text, count = token_text, len(token_text.pieces)
+        self._wrapped = None
         self._steps, self._is_match = np.zeros(count, dtype=np.int8), np.zeros(count, dtype=bool)
+        self.cursor = 0
         self.refresh()
 
     def set_steps(self, steps: NDArray[np.int8]) -> None:
@@ -257,37 +220,20 @@ class TokensView(ScrollView, can_focus=True):
         return style + CURSOR if token == self.cursor else style
 
     def on_resize(self) -> None:
-        if self.size.width:
-            self.virtual_size = Size(0, len(self.wrapped.lines))
-            self.scroll_to_cursor()
+        self.watch_cursor()
 
     def validate_cursor(self, token: int) -> int:
         return min(max(0, token), len(self.token_text.pieces) - 1)
 
-    def watch_cursor(self, before: int, now: int) -> None:
-        """Draw the lines of both tokens again; all lines only if the view scrolls."""
-        self.scroll_to_cursor()
-        for token in (before, now):
-            self._refresh_token(token)
-        self.post_message(self.Moved(self, self.cursor))
-
-    def _refresh_token(self, token: int) -> None:
-        """Draw the line where a token starts, and the next one."""
-        if not self.size.width:  # hidden
-            return
-        y = int(self.wrapped.line_of[token]) - self.scroll_offset.y
-        self.refresh(Region(0, max(0, y), self.size.width, 2 if y >= 0 else 1))
-
-    def scroll_to_cursor(self) -> None:
+    def watch_cursor(self) -> None:
         """Scroll until the cursor is visible, with a line above and below it where there is room."""
-        if not self.size.height or not self.size.width:
-            return
-        line, top, height = int(self.wrapped.line_of[self.cursor]), self.scroll_offset.y, self.size.height
-        margin = 1 if height > 4 else 0
-        if line < top + margin:
-            self.scroll_to(y=max(0, line - margin), animate=False)
-        elif line >= top + height - margin:
-            self.scroll_to(y=line - height + 1 + margin, animate=False)
+        if self.size.height and self.size.width:  # else hidden
+            line, top, height = int(self.wrapped.line_of[self.cursor]), self.scroll_offset.y, self.size.height
+            margin = 1 if height > 4 else 0
+            first, last = line - height + 1 + margin, line - margin
+            self.scroll_to(y=max(0, min(max(top, first), last)), animate=False)
+        self.refresh()
+        self.post_message(self.Moved(self, self.cursor))
 
     def action_step(self, by: int) -> None:
         self.cursor += by
