@@ -80,7 +80,7 @@ def hostile_trace() -> Trace:
 def test_names_and_texts_of_objects(on_terminal: Callable[..., Shown]) -> None:
     store = Store(NAME)
     key = put_hostile(store)
-    for command in (("ls",), ("show", key), ("ls", "--json"), ("stats",), ("show", key, "--json")):
+    for command in (("ls",), ("ls", "--json"), ("ls", "--stats")):
         shown = on_terminal("store", *command, "--store", store.root)
         assert shown.code == 0 and not steering(shown.out + shown.err), command
         if "--json" in command:
@@ -97,7 +97,7 @@ def test_names_and_texts_of_objects(on_terminal: Callable[..., Shown]) -> None:
 
 def test_traces(on_terminal: Callable[..., Shown]) -> None:
     write_trace(Path(NAME), hostile_trace())
-    for command in (("inspect", NAME, "--text"), ("inspect", NAME, "--json"), ("diff", NAME, NAME)):
+    for command in (("inspect", NAME, "--text"), ("inspect", NAME, "--json"), ("inspect", NAME, NAME, "--diff")):
         shown = on_terminal(*command)
         assert shown.code == 0 and not steering(shown.out + shown.err), command
     shown = on_terminal("inspect", NAME)

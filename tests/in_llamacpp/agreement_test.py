@@ -33,8 +33,15 @@ def ours() -> Model:
 
 
 @pytest.fixture(scope="module")
-def theirs(embedded_gguf: Path) -> GgufModel:
-    return open_gguf(str(embedded_gguf), dtype="float32")
+def theirs(ours: Model, embedded_gguf: Path) -> GgufModel:
+    return opened(ours, embedded_gguf, "float32")
+
+
+def opened(ours: Model, path: Path, dtype: str) -> GgufModel:
+    """The same model: no field of a GGUF file says what separates documents."""
+    model = open_gguf(str(path), dtype=dtype)
+    model.separator = ours.separator
+    return model
 
 
 def draw_text(draw: random.Random) -> str:
@@ -73,7 +80,7 @@ def test_answers_agree(ours: Model, theirs: GgufModel, tmp_path: Path, name: str
 
 
 def test_kv_in_float16_is_near(ours: Model, embedded_gguf: Path, tmp_path: Path) -> None:
-    half = LlamaCppEngine(open_gguf(str(embedded_gguf)), Store(tmp_path / "gguf"))
+    half = LlamaCppEngine(opened(ours, embedded_gguf, "auto"), Store(tmp_path / "gguf"))
     assert half.model.dtype == "float16"
     for spec in check_prompts(ours, named_policy("legolink-16"), ours.max_positions):
         exact, linked = TorchEngine(ours, Store(tmp_path / "torch")).link(spec), half.link(spec)
