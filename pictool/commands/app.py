@@ -25,7 +25,7 @@ COMMANDS = {
     "link": "Link documents into a prompt and answer a query.",
     "query": "Run a span query: a program over model calls.",
     "estimate": "Estimate what linking would save on a log of requests.",
-    "plan": "Estimate loading and recompute by device: the ratio that is free, the cheapest device.",
+    "plan": "Estimate loading and recompute by device: which ratio is free, which device is cheapest.",
     "inspect": "Show the contents of an object, or the steps of a link; compare two links.",
     "store": "List, check, prune and move the objects of a store.",
     "eval": "Ask a dataset's questions under several policies.",

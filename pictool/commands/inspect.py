@@ -131,7 +131,7 @@ def run_inspect(
     options: InspectOptions,
     settings: Settings,
 ) -> None:
-    """Show the contents of an object, or the steps of a link.
+    """Show the contents of an object, or the steps of a link; compare two links.
 
     \b
       pic inspect a.kvo --layers

@@ -58,9 +58,9 @@ class PlanOptions:
         str, option("--read-gb-s", "LIST", "Read rates of devices to compare, in GB/s, the cheapest device first.")
     ] = "0.5,1,5,100"
     measure: Annotated[bool, option("--measure", None, "Measure this machine again.")] = False
-    algo: Annotated[str, option("--algo", "NAME", "A policy with a ratio. A wrong name lists all.", POLICY)] = (
-        DEFAULT_ALGO
-    )
+    algo: Annotated[
+        str, option("--algo", "NAME", "A policy with a ratio. A wrong name lists all.", POLICY, show_default=False)
+    ] = DEFAULT_ALGO
     ratio: Annotated[
         Optional[float], option("--ratio", "SHARE", "Find a device for this share of rows (the policy's own).", POLICY)
     ] = None

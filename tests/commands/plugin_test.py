@@ -88,7 +88,7 @@ def ran(packages: str, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
         "link": (*link, "--algo", "strided", "--ratio", 0.5, "--compare", "--trace", "a.trace"),
         "other link": (*link, "--algo", "naive", "--trace", "b.trace"),
         "inspect": ("inspect", "a.trace", "--json"),
-        "diff": ("diff", "a.trace", "b.trace", "--json"),
+        "diff": ("inspect", "a.trace", "b.trace", "--diff", "--json"),
         "plan": ("plan", "a.txt", "--algo", "strided", "-m", str(model), "--json"),
         "eval": ("eval", "world", "-p", "chunks=2", "--limit", 1, "--algo", "strided:share=.5,1", "--max-new-tokens", 2,
                  "--jobs", 1, "--json"),
