@@ -84,12 +84,6 @@ def load_profile(
     return LoadProfile(device, cached, sum(stored) / sum(sizes))
 
 
-def known_prefill(model: Model) -> Estimator | None:
-    """The delays of full recompute, if they were measured here before."""
-    rows = _read(_machine(model), 4)
-    return None if rows is None else Estimator.fit(rows)
-
-
 def forget_compute(model: Model) -> None:
     """Have the computing of this model measured again when it is next needed."""
     with suppress(OSError):
