@@ -92,7 +92,7 @@ OPERATIONS = [
     Operation("inspect-against", "inspect naive.trace --against full"),
     Operation("inspect-plot", "inspect naive.trace --plot out/t.png", is_slow=True),
     Operation("diff", "inspect naive.trace lego.trace --diff"),
-    Operation("diff-plot", "diff naive.trace lego.trace --plot out/d.svg", is_slow=True),
+    Operation("diff-plot", "inspect naive.trace lego.trace --diff --plot out/d.svg", is_slow=True),
     Operation("eval", "eval q.jsonl --jobs 1 --algo naive -o out/r.jsonl", measures=True, is_slow=True),
     Operation("query", "query q.yaml", measures=True),
     Operation("query-bulk", "query --bulk bulk.jsonl -o out/answers.jsonl", measures=True, resumes=True),
