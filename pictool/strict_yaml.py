@@ -1,4 +1,4 @@
-"""YAML that a person wrote (settings, scripts, tiers, span queries), read within bounds.
+"""YAML that a person wrote (settings, span queries), read within bounds.
 
 A few lines of aliases and merge keys stand for gigabytes, or for themselves: an alias counts as all that it stands for,
 and where a file has no use for them they are refused. Keys that come twice are, too, of which YAML libraries keep one.

@@ -71,5 +71,5 @@ def replacement(arguments: Sequence[str]) -> str | None:
         *command, name = removed.split()
         given = options if name.startswith("-") else words[len(command) : len(command) + 1]
         if words[: len(command)] == command and name in given:
-            return f"{removed}: is no longer there; {instead}"
+            return f"{removed}: was removed; {instead}"
     return None

@@ -67,7 +67,8 @@ class AnswerParser:
                 self._answer = self._answer or self._begin()
                 parts = list(read(self._answer))
             except Exception as error:  # a template can be anything
-                _log.warning("pic: an answer is not parsed: %s: %s", type(error).__name__, error)
+                said = " ".join(str(error).split())[:200]
+                _log.warning("pic: an answer is not parsed: %s: %s", type(error).__name__, said)
                 self._is_broken = True
             else:
                 self._held = self._held[len(self._held) - self._answer.num_held :]

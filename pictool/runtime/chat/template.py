@@ -167,6 +167,8 @@ def render_chat(
     Raises:
         ModelError: the template fails, or does not take these messages.
     """
+    from jinja2 import TemplateError
+
     try:
         template, quotes = model.tokenizer.get_chat_template(), MarkerQuotes(model)
         variables = model.tokenizer.special_tokens_map
@@ -178,13 +180,14 @@ def render_chat(
     except ModelError:
         raise
     except Exception as error:  # a template can raise anything; several, and none of them is the default: ValueError
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        if said.startswith("TemplateError: "):  # its own `raise_exception`
-            said = said.removeprefix("TemplateError: ")
+        said = " ".join(str(error).split())[:200]
+        if type(error) is TemplateError:  # its own `raise_exception`
             raise ModelError(
                 f"{_origin(model)} refuses these messages ({said}); leave --head, the system message, out"
             ) from error
-        raise ModelError(f"{_origin(model)} fails: {said}; correct it, or use another model") from error
+        raise ModelError(
+            f"{_origin(model)} fails: {type(error).__name__}: {said}; correct it, or use another model"
+        ) from error
 
 
 def _render(
