@@ -1,34 +1,27 @@
 """The index of a store: what the headers of its objects say, so that a listing opens no file twice.
 
-It is a cache (an sqlite file) that holds nothing but what is in the objects' files. Every listing brings it up to date
-with them, and it may be deleted at any time.
+It is a cache (a table) that holds nothing but what is in the objects' files. Every listing brings it up to date with
+them.
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pictool.errors import PicError
-from pictool.store.directory import may_write
+from pictool.errors import PicError, StoreError
+from pictool.store.database import reading, writing
 from pictool.store.entries import Entry, entries_of
-from pictool.store.files import make_file
 from pictool.store.objects.format import ObjectFile
 from pictool.store.objects.header import ObjectMeta, meta_of, metadata_of
-from pictool.store.side.databases import clear_place, has_schema, is_empty
 
-INDEX_FILE = "index.sqlite3"
 TEXT_LENGTH = 200  # characters of the text, for people to recognise an object by
-_VERSION = 1
-_WAIT_S = 10.0
-_SCHEMA = (
-    "CREATE TABLE objects (key TEXT PRIMARY KEY, inode INT, bytes INT, used INT, meta TEXT, text TEXT) WITHOUT ROWID"
-)
+_BATCH = 1000  # changes that are written together
+_WAIT_S = 1.0
 
 Peek = Callable[[str], ObjectFile]  # opens an object by its key, without a trace
 
@@ -99,12 +92,13 @@ class IndexRecord:
         return cls(entry.key, entry.inode, entry.num_bytes, entry.used_ns, meta, text)
 
     @classmethod
-    def from_columns(cls, row: tuple[Any, ...]) -> IndexRecord:
-        """The record of a row. Raises what its types and its JSON raise, if they are others."""
+    def from_columns(cls, row: tuple[Any, ...]) -> IndexRecord | None:
+        """The record of a row; None if it makes no sense."""
         key, inode, num_bytes, used_ns, meta, text = row
-        if [type(value) for value in row] != [str, int, int, int, str, str]:
-            raise TypeError("a column has another type")
-        return cls(key, inode, num_bytes, used_ns, meta_of(json.loads(meta)), text)
+        with suppress(PicError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            if [type(value) for value in row] == [str, int, int, int, str, str]:
+                return cls(key, inode, num_bytes, used_ns, meta_of(json.loads(meta)), text)
+        return None
 
     def is_of(self, entry: Entry) -> bool:
         return (self.inode, self.num_bytes, self.used_ns) == (entry.inode, entry.num_bytes, entry.used_ns)
@@ -115,57 +109,32 @@ class IndexRecord:
 
 
 class Index:
-    """An open index; in memory if its file can be neither read nor created (a read-only store, or an unmarked one)."""
+    """The index for one listing. Where it can be neither read nor written, all objects are opened."""
 
     def __init__(self, root: Path) -> None:
-        self._path, self._may_write = root / INDEX_FILE, may_write(root)
-        self._db = self._open() or _connect(":memory:")
+        self._root = root
+        self._removed, self._new = list[tuple[str]](), list[tuple[str, int, int, int, str, str]]()
 
-    def close(self) -> None:
-        self._db.close()
-
-    def records(self, shard: str) -> dict[str, IndexRecord]:
+    def records(self, shard: str) -> dict[str, IndexRecord | None]:
         """The records of one shard's objects, by key."""
         query = "SELECT * FROM objects WHERE key >= ? AND key < ?"
-        try:
-            rows = self._db.execute(query, (shard, shard + "g")).fetchall()
-            return {row[0]: IndexRecord.from_columns(row) for row in rows}
-        except (sqlite3.Error, PicError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            self._start_again()
-            return {}
+        with suppress(StoreError), reading(self._root, _WAIT_S) as db:
+            return {row[0]: IndexRecord.from_columns(row) for row in db.execute(query, (shard, shard + "g"))}
+        return {}
 
     def replace(self, removed: Iterable[str], new: Iterable[IndexRecord]) -> None:
-        """Remove and add records in one transaction. If that fails, the next listing does it."""
-        with suppress(sqlite3.DatabaseError), self._db:
-            self._db.executemany("DELETE FROM objects WHERE key = ?", [(key,) for key in removed])
-            self._db.executemany(
-                "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?)", (record.columns() for record in new)
-            )
+        """Remove and add records. If they cannot be written, the next listing does it."""
+        self._removed += [(key,) for key in removed]
+        self._new += [record.columns() for record in new]
+        if len(self._removed) + len(self._new) >= _BATCH:
+            self.flush()
 
-    def _start_again(self) -> None:
-        """Drop a damaged index; it is filled again from the objects' files."""
-        self._db.close()
-        with suppress(OSError):
-            if self._may_write:
-                self._path.unlink()
-        self._db = self._open() or _connect(":memory:")
-
-    def _open(self) -> sqlite3.Connection | None:
-        """None if the file cannot be used; one that is damaged, of another version or no file is replaced."""
-        if not self._may_write:
-            return None
-        with suppress(sqlite3.Error, OSError):
-            clear_place(self._path)
-            make_file(self._path)
-            try:
-                return _connect(str(self._path))
-            except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError):
-                    raise
-                self._path.unlink(missing_ok=True)
-                make_file(self._path)
-                return _connect(str(self._path))
-        return None
+    def flush(self) -> None:
+        if self._removed or self._new:
+            with suppress(StoreError), writing(self._root, _WAIT_S) as db:
+                db.executemany("DELETE FROM objects WHERE key = ?", self._removed)
+                db.executemany("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?)", self._new)
+        self._removed, self._new = [], []
 
 
 @contextmanager
@@ -174,22 +143,4 @@ def open_index(root: Path) -> Iterator[Index]:
     try:
         yield index
     finally:
-        index.close()
-
-
-def _connect(path: str) -> sqlite3.Connection:
-    db = sqlite3.connect(path, timeout=_WAIT_S)
-    try:
-        db.execute("PRAGMA synchronous = OFF")  # a power failure costs a cache
-        with db:
-            db.execute("BEGIN IMMEDIATE")
-            if is_empty(db):
-                db.execute(_SCHEMA)
-                db.execute(f"PRAGMA user_version = {_VERSION}")
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version != _VERSION or not has_schema(db, _SCHEMA):
-                raise sqlite3.DatabaseError("an index of another version")
-    except BaseException:
-        db.close()
-        raise
-    return db
+        index.flush()
