@@ -7,8 +7,8 @@ them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,22 +47,6 @@ class StoredObject:
         return self.meta is not None and self.meta.parent is not None
 
 
-def list_shard(root: Path, index: Index, shard: str, peek: Peek) -> Iterator[StoredObject]:
-    """The objects of one shard, sorted by key. Those that the index has not are read and added to it."""
-    records, new, objects = index.records(shard), list[IndexRecord](), list[StoredObject]()
-    for entry in entries_of(root, shard):
-        record = records.pop(entry.key, None)
-        if record is not None and record.is_of(entry):
-            objects.append(_stored(entry, record.meta, record.text))
-        elif described := describe(entry, peek):
-            objects.append(described)
-            if described.meta is not None:
-                new.append(IndexRecord.of(entry, described.meta, described.text))
-    if new or records:
-        index.replace(records, new)
-    yield from objects
-
-
 def describe(entry: Entry, peek: Peek) -> StoredObject | None:
     """An object with what its header says, or its problem; None if another process removed it meanwhile."""
     try:
@@ -76,60 +60,36 @@ def _stored(entry: Entry, meta: ObjectMeta | None, text: str, problem: str | Non
     return StoredObject(entry.key, entry.path, entry.num_bytes, meta, text, problem, entry.used_ns)
 
 
-@dataclass(frozen=True)
-class IndexRecord:
-    """What the index has of one object, and of which file."""
-
-    key: str
-    inode: int
-    num_bytes: int
-    used_ns: int
-    meta: ObjectMeta
-    text: str
-
-    @classmethod
-    def of(cls, entry: Entry, meta: ObjectMeta, text: str) -> IndexRecord:
-        return cls(entry.key, entry.inode, entry.num_bytes, entry.used_ns, meta, text)
-
-    @classmethod
-    def from_columns(cls, row: tuple[Any, ...]) -> IndexRecord | None:
-        """The record of a row; None if it makes no sense."""
-        key, inode, num_bytes, used_ns, meta, text = row
-        with suppress(PicError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            if [type(value) for value in row] == [str, int, int, int, str, str]:
-                return cls(key, inode, num_bytes, used_ns, meta_of(json.loads(meta)), text)
-        return None
-
-    def is_of(self, entry: Entry) -> bool:
-        return (self.inode, self.num_bytes, self.used_ns) == (entry.inode, entry.num_bytes, entry.used_ns)
-
-    def columns(self) -> tuple[str, int, int, int, str, str]:
-        meta = json.dumps(metadata_of(self.meta, {}))
-        return self.key, self.inode, self.num_bytes, self.used_ns, meta, self.text[:TEXT_LENGTH]
-
-
 class Index:
     """The index for one listing. Where it can be neither read nor written, all objects are opened."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, peek: Peek) -> None:
+        self._root, self._peek = root, peek
         self._removed, self._new = list[tuple[str]](), list[tuple[str, int, int, int, str, str]]()
 
-    def records(self, shard: str) -> dict[str, IndexRecord | None]:
-        """The records of one shard's objects, by key."""
-        query = "SELECT * FROM objects WHERE key >= ? AND key < ?"
-        with suppress(StoreError), reading(self._root, _WAIT_S) as db:
-            return {row[0]: IndexRecord.from_columns(row) for row in db.execute(query, (shard, shard + "g"))}
-        return {}
-
-    def replace(self, removed: Iterable[str], new: Iterable[IndexRecord]) -> None:
-        """Remove and add records. If they cannot be written, the next listing does it."""
-        self._removed += [(key,) for key in removed]
-        self._new += [record.columns() for record in new]
+    def objects(self, shard: str) -> Iterator[StoredObject]:
+        """The objects of one shard, sorted by key. Those that the index has not are read and added to it."""
+        rows, found = self._rows(shard), list[StoredObject]()
+        for entry in entries_of(self._root, shard):
+            stored = _known(entry, rows.pop(entry.key, None))
+            if stored is None and (stored := describe(entry, self._peek)) and stored.meta is not None:
+                meta = json.dumps(metadata_of(stored.meta, {}))
+                self._new.append((entry.key, entry.inode, entry.num_bytes, entry.used_ns, meta, stored.text))
+            if stored is not None:
+                found.append(stored)
+        self._removed += [(key,) for key in rows]
         if len(self._removed) + len(self._new) >= _BATCH:
             self.flush()
+        yield from found
+
+    def _rows(self, shard: str) -> dict[str, tuple[Any, ...]]:
+        query = "SELECT * FROM objects WHERE key >= ? AND key < ?"
+        with suppress(StoreError), reading(self._root, _WAIT_S) as db:
+            return {row[0]: row for row in db.execute(query, (shard, shard + "g"))}
+        return {}
 
     def flush(self) -> None:
+        """Write what changed. If that is not possible, the next listing does it."""
         if self._removed or self._new:
             with suppress(StoreError), writing(self._root, _WAIT_S) as db:
                 db.executemany("DELETE FROM objects WHERE key = ?", self._removed)
@@ -137,10 +97,9 @@ class Index:
         self._removed, self._new = [], []
 
 
-@contextmanager
-def open_index(root: Path) -> Iterator[Index]:
-    index = Index(root)
-    try:
-        yield index
-    finally:
-        index.flush()
+def _known(entry: Entry, row: tuple[Any, ...] | None) -> StoredObject | None:
+    """An object as a row has it; None if there is none, or it is of another file or makes no sense."""
+    if row is not None and row[1:4] == (entry.inode, entry.num_bytes, entry.used_ns) and isinstance(row[5], str):
+        with suppress(PicError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return _stored(entry, meta_of(json.loads(row[4])), row[5])
+    return None

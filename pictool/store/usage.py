@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from pictool.errors import StoreError
-from pictool.store.database import DATABASE, reading, writing
+from pictool.store.database import reading, writing
 from pictool.store.directory import may_write
 
 _FLUSH_S = 5.0
@@ -129,10 +129,3 @@ def _read(root: Path, table: str) -> dict[str, int] | None:
     with suppress(StoreError), reading(root, _WAIT_S) as db:
         return dict(db.execute(_SELECT.format(table)))
     return None
-
-
-def hits_stamp(root: Path) -> int:
-    """A number that changes whenever hits were added: when the database was changed, in nanoseconds; 0 without one."""
-    with suppress(OSError):
-        return (root / DATABASE).stat().st_mtime_ns
-    return 0
