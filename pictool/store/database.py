@@ -174,7 +174,7 @@ def _named(path: Path) -> Iterator[None]:
             raise UnwritableStoreError(f"{path}: cannot be written ({error})") from error
         raise StoreError(f"{path}: cannot be used now ({error})") from error
     except (sqlite3.Error, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-        if type(error) is sqlite3.DatabaseError and path.name == DATABASE:
+        if type(error) is sqlite3.DatabaseError and path.name == DATABASE and may_write(path.parent):
             _remake(path)
         raise StoreError(
             f"{path}: cannot be used ({error}); if it stays so, remove it: leases end, and no object is lost"

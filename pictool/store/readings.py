@@ -19,7 +19,7 @@ from pictool.store.database import reading, writing
 
 _TOTALS = "SELECT name, sum(length(reply)) OVER (ORDER BY used DESC, name) AS total FROM readings"
 _TOO_MANY = f"DELETE FROM readings WHERE name IN (SELECT name FROM ({_TOTALS}) WHERE total > ?)"
-_MAX_BYTES, _MAX_WAITING = 256 << 20, 16 << 20  # of all replies, and of those that are not written yet
+_MAX_BYTES, _MAX_WAITING = 256 << 20, 4 << 20  # of all replies, and of those that are not written yet
 _MAX_REPLY = 128 << 20  # inflated
 _DAY_S, _UNUSED_DAYS = 86400, 30
 _WAIT_S = 1.0

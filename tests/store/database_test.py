@@ -112,6 +112,19 @@ def test_what_cannot_be_written_is_read_as_it_is() -> None:
         root.chmod(0o755)
 
 
+def test_in_what_is_no_store_nothing_is_made_anew(root: Path) -> None:
+    Leases(root).add("t", "m", [LeasedObject(A, 1)], 4e9)
+    with reading(root) as db:
+        (page,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'hits'").fetchone()
+    (root / "pictool-store").unlink()
+    with (root / DATABASE).open("r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"\xaa" * 4096)
+    before = (root / DATABASE).read_bytes()
+    assert read_hits(root) is None and (root / DATABASE).read_bytes() == before
+    assert leased_keys(root) == {A}
+
+
 @pytest.mark.parametrize("call", ["unlink", "rmdir"])
 def test_a_kill_before_the_old_files_are_gone_moves_nothing_twice(root: Path, call: str) -> None:
     write_old(root)
