@@ -45,8 +45,8 @@ from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import AnswerRequest, ObjectReference, PlainText, RawPrompt
 from pictool.store.remote.remote import Remote
-from pictool.store.side.usage import read_counts
 from pictool.store.store import Store
+from pictool.store.usage import read_counts
 
 APP = "fleet"
 REPLICAS = 3
@@ -75,7 +75,7 @@ class Fleet:
     def fetched(self) -> int:
         """Bytes that came to the local tiers."""
         time.sleep(_COUNTED_S)
-        return sum(read_counts(tier / "stats").written_bytes for tier in self.tiers)
+        return sum(read_counts(tier).written_bytes for tier in self.tiers)
 
 
 @contextmanager

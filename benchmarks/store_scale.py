@@ -21,8 +21,8 @@ from unittest import mock
 import numpy as np
 
 from pictool.core import Geometry, Target
+from pictool.store.database import DATABASE
 from pictool.store.objects.format import CompiledChunk, ObjectMeta
-from pictool.store.side.index import INDEX_FILE
 from pictool.store.store import Store
 from pictool.store.upkeep import gc
 
@@ -70,7 +70,7 @@ def measure(store: Store, count: int) -> dict[str, Any]:
         "ls_all_index_from_files_s": seconds_of(lambda: list(store.objects())),
         "ls_first_page_s": seconds_of(lambda: list(islice(store.objects(), PAGE))),
         "ls_all_s": seconds_of(lambda: list(store.objects())),
-        "index_mb": (store.root / INDEX_FILE).stat().st_size / 1e6,
+        "index_mb": (store.root / DATABASE).stat().st_size / 1e6,
         "gc_s": seconds_of(lambda: gc(store)),
     }
     num_bytes = sum(store.path(key).stat().st_size for key in store.keys())

@@ -25,9 +25,9 @@ from pictool.serve.tenants import Tenant
 from pictool.serve.work import AnswerRequest, Backend, ChatPrompt, CompiledText
 from pictool.store.remote.remote import Remote
 from pictool.store.remote.transfer import push
-from pictool.store.side.usage import read_counts
 from pictool.store.signatures import Trust
 from pictool.store.store import Store
+from pictool.store.usage import read_counts
 
 _log = logging.getLogger("pictool.cluster")
 TIERS = "replicas"  # the directory of local tiers in a store
@@ -213,7 +213,7 @@ class Replica:
     def figures(self) -> dict[str, int]:
         """Figures of the local tier, for metrics; those of use are since it was made."""
         self._store.counters.flush()
-        held, used = self._report["held"], read_counts(self._store.root / "stats")
+        held, used = self._report["held"], read_counts(self._store.root)
         return {
             "objects": len(held), "bytes": sum(held.values()), "hits": used.hits, "misses": used.misses,
             "written_bytes": used.written_bytes,

@@ -317,7 +317,7 @@ def compile_texts(
     rest = iter(compiled)
     by_name = [(name, text, [next(rest) for _ in of]) for (name, text), of in zip(texts, by_text, strict=True)]
     if not model.salt:
-        from pictool.store.side.folders import add_compiled
+        from pictool.store.folders import add_compiled
 
         add_compiled(store.root, [(one.key, os.path.realpath(name)) for name, _, done in by_name for one in done])
     if surroundings is not None and can_remember:

@@ -47,7 +47,7 @@ def complete_key(context: typer.Context, incomplete: str) -> list[tuple[str, str
     from pictool.commands.settings.settings import read_settings
     from pictool.errors import PicError
     from pictool.store.entries import DEFAULT_ROOT
-    from pictool.store.side.sources import read_sources
+    from pictool.store.sources import read_sources
 
     if not incomplete or not set(incomplete) <= set("0123456789abcdef"):
         return []

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pictool.compiler.recompute import Recomputed
     from pictool.store.entries import Entry
     from pictool.store.remote.transfer import TransferResult
-    from pictool.store.side.sources import Source
+    from pictool.store.sources import Source
     from pictool.store.store import Store, StoredObject
     from pictool.store.upkeep import StoreStats, VerifyResult
 
@@ -68,7 +68,7 @@ def run_ls(
       pic store ls --sort used --limit 20
     """
     from pictool.store.eviction import pinned
-    from pictool.store.side.sources import read_sources
+    from pictool.store.sources import read_sources
 
     if sort not in SORTS:
         raise UsageError(f"--sort {sort}: must be {', '.join(SORTS[:-1])} or {SORTS[-1]}")
@@ -93,7 +93,7 @@ def run_ls(
 
 def list_folders(store: Store, by: str, as_json: bool) -> None:
     """List the folders that `pic sync` keeps in step, each with its files and objects that are there."""
-    from pictool.store.side.folders import read_folders
+    from pictool.store.folders import read_folders
 
     if by != "folder":
         raise UsageError(f"--by {by}: must be folder")

@@ -19,7 +19,7 @@ from pictool.errors import InputError, PicError
 from pictool.store.codecs import require_codec
 from pictool.store.codecs.base import LayerShape
 from pictool.store.objects.format import CompiledChunk, ObjectMeta
-from pictool.store.side.sources import Source, add_sources
+from pictool.store.sources import Source, add_sources
 from pictool.store.store import Store
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -24,7 +25,7 @@ from typing import Any
 from pictool.core import CompileOptions
 from pictool.runtime.fingerprint import FileState
 from pictool.runtime.memory.user_cache import cache_dir, make_private
-from pictool.store.side.databases import clear_place, has_schema, write
+from pictool.store.files import make_file
 
 _SCHEMA = "CREATE TABLE compiled (name BLOB PRIMARY KEY, objects TEXT NOT NULL, used INT NOT NULL) WITHOUT ROWID"
 _MAX_ROWS = 500_000
@@ -98,11 +99,7 @@ def recall(surroundings: Surroundings, texts: Sequence[str]) -> list[list[Recall
     """The chunks of every text; None if one of them is not remembered."""
     try:
         names = [surroundings.name(text) for text in texts]
-        path = _database()
-        clear_place(path)
-        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=_WAIT_S)) as db:
-            if not has_schema(db, _SCHEMA):
-                return None
+        with _connected("ro") as db:
             rows = [db.execute("SELECT objects FROM compiled WHERE name = ?", (name,)).fetchone() for name in names]
         return [_parse(name, row[0]) for name, row in zip(names, rows, strict=True)]
     except (OSError, sqlite3.Error, ValueError, TypeError):  # absent, damaged, or not remembered
@@ -141,7 +138,41 @@ def remember(surroundings: Surroundings, compiled: Mapping[str, Sequence[Recalle
         make_private(path.parent)
         names = {text: surroundings.name(text) for text in compiled}
         rows = [(names[text], _pack(names[text], chunks)) for text, chunks in compiled.items()]
-        write(path, _SCHEMA, lambda db: _add(db, rows), _WAIT_S, journal="MEMORY")
+        try:
+            _write(rows)
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError:  # damaged
+            path.unlink()
+            _write(rows)
+
+
+def _write(rows: Sequence[tuple[bytes, str]]) -> None:
+    with _connected("rw") as db, db:
+        db.execute("PRAGMA synchronous = OFF")
+        db.execute("PRAGMA journal_mode = MEMORY")  # a killed process leaves no file, but perhaps a damaged database
+        db.execute("BEGIN IMMEDIATE")
+        if db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
+            db.execute(_SCHEMA)
+        _add(db, rows)
+
+
+@contextmanager
+def _connected(mode: str) -> Iterator[sqlite3.Connection]:
+    """The database; what is no regular file makes way, as sqlite would wait for a pipe.
+
+    Raises:
+        OSError, sqlite3.Error: it cannot be opened.
+    """
+    path = _database()
+    for place in (path, path.with_name(f"{path.name}-journal")):
+        if os.path.lexists(place) and not stat.S_ISREG(place.lstat().st_mode):
+            place.unlink()
+    if mode == "rw" and not path.exists():
+        make_file(path)
+    uri = f"{path.as_uri()}?mode={mode}"
+    with closing(sqlite3.connect(uri, uri=True, timeout=_WAIT_S, isolation_level=None)) as db:
+        yield db
 
 
 def _add(db: sqlite3.Connection, rows: Sequence[tuple[bytes, str]]) -> None:

@@ -13,7 +13,7 @@ from pictool.documents.ranking import TextIndex
 from pictool.documents.reading import Document, FileReader
 from pictool.errors import InputError
 from pictool.reading import file_state
-from pictool.store.side.readings import Readings
+from pictool.store.readings import Readings
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model

@@ -19,7 +19,7 @@ from pictool.documents.base import MAX_FILE_BYTES, MAX_TEXT, Section, normalised
 from pictool.errors import InputError
 from pictool.reading import read_file
 from pictool.runtime.machine import installed
-from pictool.store.side.readings import Readings
+from pictool.store.readings import Readings
 
 LIMIT_S = 60.0  # for a file
 LIMIT_BYTES = 1536 << 20

@@ -14,7 +14,7 @@ from pictool.core import Chunk, CompileOptions
 from pictool.documents.library import Library
 from pictool.errors import InputError
 from pictool.store.eviction import Tally, kept
-from pictool.store.side.folders import read_compiled, read_folders, set_folder
+from pictool.store.folders import read_compiled, read_folders, set_folder
 from pictool.store.store import Store
 from pictool.store.upkeep import expire
 

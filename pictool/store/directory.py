@@ -36,11 +36,12 @@ _INNER = r"(?:eval/[0-9a-f]{8}|replicas/[^/]+)"  # stores within a store
 _OBJECT = r"objects/[0-9a-f]{2}/[0-9a-f]{64}\.kvo(?:\.sig)?"
 _NAMES = re.compile(
     rf"(?:{_INNER}/)?(?:objects(?:/[0-9a-f]{{2}})?|{_OBJECT}|tmp(?:/\.[^/]*\.[0-9a-f]{{16}}\.tmp)?|lock|pictool-store"
-    r"|pins(?:/[0-9a-f]{64})?|stats(?:/[0-9]{2})?|(?:index|hits|sources|folders|readings|leases)\.sqlite3(?:-journal|-wal|-shm)?)"
+    r"|pins(?:/[0-9a-f]{64})?|stats(?:/[0-9]{2})?|(?:store|index|hits|sources|folders|readings|leases)\.sqlite3(?:-journal|-wal|-shm)?)"
     rf"|eval(?:/(?:results|questions)(?:/[0-9a-f]{{12}}\.jsonl?)?)?|replicas|{_INNER}"
     r"|files(?:/[^/]+(?:/file-[0-9a-f]{32})?)?|\.pic-scratch-[a-z0-9_]{8}(?:/.*)?",
     re.DOTALL,
 )
+_TABLES = {"objects", "leases", "counts", "hits", "sources", "folders", "readings"}  # of its databases
 _VOLUME = "lost+found"  # what a new file system has at its root
 
 _log = logging.getLogger("pictool.store")
@@ -180,14 +181,14 @@ def _foreign(root: Path, place: str = "") -> list[str]:
 
 
 def _may_be_ours(path: Path) -> bool:
-    """Whether a file, if it is a side database by its name, has the table of it and no other, or none yet."""
+    """Whether a file, if it is a database by its name, has our tables and no other, or none yet."""
     if path.suffix != ".sqlite3":
         return True
     with suppress(sqlite3.Error, OSError):
         os.close(open_regular(path, os.O_NOFOLLOW))
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-            return tables <= {"objects" if path.stem == "index" else path.stem}
+            return tables <= _TABLES
     return False
 
 

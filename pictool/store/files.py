@@ -110,16 +110,17 @@ def is_temp(path: Path) -> bool:
     return _TEMP.fullmatch(path.name) is not None
 
 
-def remove_stale_temp(temp: Path) -> int | None:
+def remove_stale_temp(temp: Path, dry_run: bool = False) -> int | None:
     """Remove a temp file if its writer is gone; its size, or None if it stays. The lock is held meanwhile.
 
-    What is no regular file has no writer. Another user's file that may not be opened stays.
+    What is no regular file has no writer. Another user's file that may not be opened stays. A dry run removes nothing.
     """
     assert is_temp(temp)
     try:
         fd = open_regular(temp, os.O_NOFOLLOW)
     except NotRegularError:
-        temp.unlink(missing_ok=True)
+        if not dry_run:
+            temp.unlink(missing_ok=True)
         return 0
     except (FileNotFoundError, PermissionError):
         return None
@@ -128,27 +129,11 @@ def remove_stale_temp(temp: Path) -> int | None:
         status = os.fstat(fd)
         if status.st_ino != temp.lstat().st_ino:  # it was renamed, and another has its name
             return None
-        temp.unlink()
+        if not dry_run:
+            temp.unlink()
         return status.st_size
     except (BlockingIOError, FileNotFoundError):
         return None
-    finally:
-        os.close(fd)
-
-
-def is_stale_temp(temp: Path) -> bool:
-    """Whether `remove_stale_temp` would remove it."""
-    try:
-        fd = open_regular(temp, os.O_NOFOLLOW)
-    except NotRegularError:
-        return True
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
     finally:
         os.close(fd)
 

@@ -1,7 +1,7 @@
 """Leases: names that a server gives to objects of a store, each with an expiry.
 
-    .pic/leases.sqlite3             a row for each lease, written before its name is given away
-    .pic/leases.sqlite3-journal     sqlite's; it keeps room on the disk, so that leases can be ended on a full one
+Each is a row of the store's database, written before its name is given away. The journal keeps room on the disk, so
+that leases can be ended on a full one.
 
 Several leases may share an object. While one of them has not expired, and a while after, the object is neither evicted
 nor expired, by whatever process; when the last one ends, nothing happens to the object until space is needed. A lease
@@ -18,37 +18,27 @@ import os
 import re
 import secrets
 import sqlite3
-import stat
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pictool.errors import NoRoomError, StoreError, UnwritableStoreError
+from pictool.errors import NoRoomError, StoreError
 from pictool.reading import open_regular
+from pictool.store.database import JOURNAL, reading, writing
 from pictool.store.directory import ensure_store, require_store
 from pictool.store.entries import Entry, is_key, object_path
-from pictool.store.files import make_file
-from pictool.store.side.databases import has_schema, is_empty
 
-LEASES_FILE = "leases.sqlite3"
 _ID = re.compile("cache-[0-9a-f]{32}")
-_WAIT_S = 30.0  # a disk that is busy writes a transaction in seconds
 _KEPT_S = 600.0  # that objects stay after their lease: requests that were sent before may still wait
 _EXPIRED_BYTES = 16 << 20  # of leases that have expired, which are kept
 _JOURNAL_BYTES = 64 << 10
-_SCHEMA = (
-    "CREATE TABLE leases (id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created REAL NOT NULL, expires REAL NOT NULL, "
-    "body TEXT NOT NULL) WITHOUT ROWID"
-)
 _PURGE = (  # those that expired first, beyond some bytes of those that have expired
     "DELETE FROM leases WHERE id IN (SELECT id FROM (SELECT id, sum(length(body)) OVER (ORDER BY expires DESC, id) "
     "AS bytes FROM leases WHERE expires <= ?) WHERE bytes > ?)"
 )
-_UNWRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL)
 _log = logging.getLogger("pictool.serve")
 Clock = Callable[[], float]
 
@@ -154,8 +144,7 @@ class Leases:
     """
 
     def __init__(self, root: Path, clock: Clock = time.time, share: Share = Share()) -> None:
-        self._root, self._clock, self._share, self._is_ready = root, clock, share, False
-        self._writing = threading.Lock()  # sqlite lets threads that wait for each other starve
+        self._root, self._clock, self._share = root, clock, share
 
     def add(
         self, tenant: str, model: str, objects: Sequence[LeasedObject], expires: float, *, name: str = "",
@@ -170,8 +159,8 @@ class Leases:
         lease = Lease(
             f"cache-{secrets.token_hex(16)}", tenant, model, tuple(objects), now, expires, expires - now, name, renews
         )
-        with self._open() as db, db:
-            db.execute("BEGIN IMMEDIATE")
+        ensure_store(self._root)
+        with writing(self._root) as db:
             db.execute(_PURGE, (now, _EXPIRED_BYTES))
             self._require_share(db, lease)
             db.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?)", lease._row())
@@ -194,17 +183,13 @@ class Leases:
 
     def _reserve(self) -> None:
         """Give the journal room on the disk, which it keeps: to end a lease, or to change it, then needs no more."""
-        with suppress(OSError), os.fdopen(open_regular(self._journal, os.O_RDWR | os.O_NOFOLLOW)) as file:
+        with suppress(OSError), os.fdopen(open_regular(self._root / JOURNAL, os.O_RDWR | os.O_NOFOLLOW)) as file:
             if os.fstat(file.fileno()).st_size < _JOURNAL_BYTES:
                 os.posix_fallocate(file.fileno(), 0, _JOURNAL_BYTES)
 
-    @property
-    def _journal(self) -> Path:
-        return self._root / f"{LEASES_FILE}-journal"
-
     def find(self, name: str, tenant: str) -> Lease | None:
         """A lease of a tenant that has not expired."""
-        with self._as_it_is() as db:
+        with reading(self._root) as db:
             return self._find(db, name, tenant)
 
     def use(self, name: str, tenant: str) -> Lease | None:
@@ -222,8 +207,7 @@ class Leases:
         """Let a lease end at another time; None if there is none (any more)."""
         if not self._has(name, tenant):
             return None
-        with self._open() as db, db:
-            db.execute("BEGIN IMMEDIATE")
+        with writing(self._root) as db:
             lease = self._find(db, name, tenant)
             if lease is None:
                 return None
@@ -235,7 +219,7 @@ class Leases:
         """End a lease; False if there is none."""
         if not self._has(name, tenant):
             return False
-        with self._open() as db, db:
+        with writing(self._root) as db:
             done = db.execute(
                 "DELETE FROM leases WHERE id = ? AND tenant = ? AND expires > ?", (_id(name), tenant, self._clock())
             )  # fmt: skip
@@ -243,7 +227,7 @@ class Leases:
 
     def page(self, tenant: str, limit: int, after: str = "") -> list[Lease]:
         """Leases of a tenant, the newest first, `limit` at most; `after` is the last one of the page before."""
-        with self._as_it_is() as db:
+        with reading(self._root) as db:
             last = db.execute(
                 "SELECT created FROM leases WHERE id = ? AND tenant = ?", (_id(after), tenant)
             ).fetchone()  # fmt: skip
@@ -259,13 +243,13 @@ class Leases:
 
     def count(self) -> int:
         """How many leases have not expired, of all tenants."""
-        with self._as_it_is() as db:
+        with reading(self._root) as db:
             (count,) = db.execute("SELECT count(*) FROM leases WHERE expires > ?", (self._clock(),)).fetchone()
             return int(count)
 
     def _has(self, name: str, tenant: str) -> bool:
         """Whether there is such a lease, damaged or not; told without the store being written."""
-        with self._as_it_is() as db:
+        with reading(self._root) as db:
             return self._row(db, name, tenant) is not None
 
     def _find(self, db: sqlite3.Connection, name: str, tenant: str) -> Lease | None:
@@ -277,42 +261,6 @@ class Leases:
             "SELECT * FROM leases WHERE id = ? AND tenant = ? AND expires > ?", (_id(name), tenant, self._clock())
         ).fetchone()
 
-    @contextmanager
-    def _as_it_is(self) -> Iterator[sqlite3.Connection]:
-        """The database to be read: nothing is made, so that the leases of a store that is read-only can be used."""
-        with _as_it_is(self._root / LEASES_FILE) as db:
-            yield db
-
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """The database to be written, by one thread at a time."""
-        path = self._root / LEASES_FILE
-        if not self._writing.acquire(timeout=_WAIT_S):
-            raise StoreError(f"{path}: cannot be used now (others write it)")
-        try:
-            if not (self._is_ready and path.exists()):
-                self._make(path)
-            with _connected(path) as db:
-                yield db
-        finally:
-            self._writing.release()
-
-    def _make(self, path: Path) -> None:
-        """Make the file if there is none, and check what is in it."""
-        ensure_store(self._root)
-        try:
-            make_file(path)
-        except OSError as error:
-            raise UnwritableStoreError(f"{path}: cannot be written ({error.strerror})") from error
-        with _connected(path) as db:
-            if is_empty(db):
-                with db:
-                    db.execute("BEGIN IMMEDIATE")
-                    if is_empty(db):
-                        db.execute(_SCHEMA)
-            _require_schema(db)
-        self._is_ready = True
-
 
 def leased_keys(root: Path, now: float | None = None) -> frozenset[str]:
     """The objects of all leases that have not expired, or not long ago.
@@ -321,71 +269,12 @@ def leased_keys(root: Path, now: float | None = None) -> frozenset[str]:
         StoreError: the file is damaged: nobody knows which objects must stay. The directory has other files, no store.
     """
     require_store(root)
-    with _as_it_is(root / LEASES_FILE) as db:
+    with reading(root) as db:
         since = (time.time() if now is None else now) - _KEPT_S
         rows = db.execute("SELECT body FROM leases WHERE expires > ?", (since,)).fetchall()
         return frozenset(entry.key for (body,) in rows for entry in _objects(json.loads(body)))
 
 
-@contextmanager
-def _as_it_is(path: Path) -> Iterator[sqlite3.Connection]:
-    """The database at `path`, without a lease if none was ever made; what a killed process began to write is undone."""
-    if os.path.lexists(path):
-        with _connected(path) as db:
-            if not is_empty(db):
-                _require_schema(db)
-                yield db
-                return
-    with closing(sqlite3.connect(":memory:")) as db:
-        db.execute(_SCHEMA)
-        yield db
-
-
-@contextmanager
-def _connected(path: Path) -> Iterator[sqlite3.Connection]:
-    """The database at `path`. Nothing is removed to make room for it: leases cannot be made again."""
-    _require_regular(path)
-    with (
-        _reading(path),
-        closing(
-            sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_WAIT_S, isolation_level=None)
-        ) as db,
-    ):
-        db.execute("PRAGMA journal_mode = PERSIST")
-        yield db
-
-
-def _require_regular(path: Path) -> None:
-    """Refuse what sqlite would wait for, or follow elsewhere. Raises StoreError."""
-    for place in (path, *(path.with_name(path.name + more) for more in ("-journal", "-wal", "-shm"))):
-        try:
-            if not stat.S_ISREG(place.lstat().st_mode):
-                raise StoreError(f"{place}: cannot be used (a link, or no regular file); remove it")
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise StoreError(f"{place}: cannot be used ({error.strerror})") from error
-
-
 def _id(name: str) -> str:
     """A lease's id; "", which none has, for what cannot be one."""
     return name if _ID.fullmatch(name) else ""
-
-
-def _require_schema(db: sqlite3.Connection) -> None:
-    if not has_schema(db, _SCHEMA):
-        raise sqlite3.DatabaseError("has other tables")
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turn what a damaged file raises into a StoreError."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:  # the file is good: locked, on a full disk, not to be written
-        kind = UnwritableStoreError if getattr(error, "sqlite_errorcode", 0) & 0xFF in _UNWRITABLE else StoreError
-        raise kind(f"{path}: cannot be used now ({error})") from error
-    except (sqlite3.Error, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-        raise StoreError(
-            f"{path}: cannot be used ({error}); if it is damaged, remove it: its leases end, and no object is lost"
-        ) from error

@@ -19,7 +19,7 @@ from pictool.store.codecs import codecs
 from pictool.store.entries import keys_of, shards
 from pictool.store.matches import Decode, Match, find_run
 from pictool.store.objects.format import ObjectFile
-from pictool.store.side.search import HashedTokens, SearchTable, TokenRun, choose_runs
+from pictool.store.search import HashedTokens, SearchTable, TokenRun, choose_runs
 from pictool.store.signatures import sidecar_of
 from pictool.store.store import Store
 

@@ -64,31 +64,21 @@ def remove_scratch(parent: Path) -> list[int]:
 
 def abandoned_scratch(parent: Path) -> list[Path]:
     """What `remove_scratch` would remove."""
-    return [path for path in _directories(parent) if _is_unlocked(path)]
+    return [path for path in _directories(parent) if _remove_unlocked(path, dry_run=True) is not None]
 
 
 def _directories(parent: Path) -> list[Path]:
     return sorted(path for path in parent.glob(f"{_PREFIX}*") if _NAME.fullmatch(path.name))
 
 
-def _is_unlocked(path: Path) -> bool:
-    with suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        finally:
-            os.close(fd)
-    return False
-
-
-def _remove_unlocked(path: Path) -> int | None:
+def _remove_unlocked(path: Path, dry_run: bool = False) -> int | None:
     with suppress(OSError):  # in use, gone meanwhile, no directory, or another user's
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             size = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
-            shutil.rmtree(path)
+            if not dry_run:
+                shutil.rmtree(path)
             return size
         finally:
             os.close(fd)

@@ -6,11 +6,7 @@
 .pic/tmp/…                      being written; renamed into place after fsync
 .pic/lock                       held while objects appear and disappear (eviction.py)
 .pic/pins/KEY                   objects that are not evicted
-.pic/leases.sqlite3             names that servers gave objects until an expiry (leases.py)
-.pic/stats/…, hits.sqlite3      counts of use, in all and of each object (usage.py)
-.pic/index.sqlite3              a cache of what the headers say (index.py)
-.pic/sources.sqlite3            what the files and models were called that objects were made of (sources.py)
-.pic/folders.sqlite3            the objects that `pic sync` made of folders, and `pic compile` of files (folders.py)
+.pic/store.sqlite3              index, hits, sources, folders, readings, leases (database.py)
 """
 
 from __future__ import annotations
@@ -26,17 +22,18 @@ from typing import Protocol
 from pictool.errors import ObjectError, RemoteError, StoreError, UnreadableObjectError
 from pictool.reading import with_home
 from pictool.store import eviction
+from pictool.store.database import DATABASE
 from pictool.store.directory import ensure_store
 from pictool.store.entries import DEFAULT_ROOT, Entry, entries, is_key, keys_of, object_path, shards
 from pictool.store.files import atomic_write as atomic_write
+from pictool.store.index import Index, describe
+from pictool.store.index import StoredObject as StoredObject
 from pictool.store.memory import LayerMemory
 from pictool.store.objects.format import CompiledChunk, ObjectFile, write_object
 from pictool.store.remote.fetching import Destination, Fetcher, PartialObjectFile
 from pictool.store.remote.remote import Remote
-from pictool.store.side.index import StoredObject as StoredObject
-from pictool.store.side.index import describe, list_shard, open_index
-from pictool.store.side.usage import Counters, UsageCounts, hits_stamp, read_hits
 from pictool.store.signatures import Signed, Trust, lines_of, read_sidecar, write_sidecar
+from pictool.store.usage import Counters, UsageCounts, read_hits
 
 _log = logging.getLogger(__name__)
 _MIN_PREFIX = 4
@@ -66,7 +63,7 @@ class Store:
     ) -> None:  # fmt: skip
         self.root = self._outer = with_home(root or os.environ.get("PIC_STORE") or DEFAULT_ROOT)
         self.max_bytes, self.on_warning = max_bytes, on_warning
-        self.counters = Counters(self.root / "stats")
+        self.counters = Counters(self.root)
         self.memory = LayerMemory(memory_bytes) if memory_bytes else None
         self.remote = Remote(remote) if isinstance(remote, str) else remote
         self._is_in_use = False
@@ -341,8 +338,10 @@ class Store:
         return read_hits(self.root)
 
     def use_stamp(self) -> int:
-        """A number that changes once any process has written its hits."""
-        return hits_stamp(self.root)
+        """A number that changes once any process has written its hits, or more."""
+        with suppress(OSError):
+            return (self.root / DATABASE).stat().st_mtime_ns
+        return 0
 
     def find(self, name: str, salt: str | None = None) -> str:
         """The whole key for a key (fetched from the remote if it is not here) or an abbreviation of one that is here.
@@ -401,14 +400,15 @@ class Store:
         """
         if not self.root.is_dir():
             return
-        with open_index(self.root) as index:
+        index = Index(self.root, self.peek_any)
+        try:
             for shard in shards(self.root):
                 if shard >= after[:2]:
-                    yield from (
-                        stored
-                        for stored in list_shard(self.root, index, shard, self.peek_any)
-                        if stored.key > after and (chains or not stored.is_block)
-                    )
+                    for stored in index.objects(shard):
+                        if stored.key > after and (chains or not stored.is_block):
+                            yield stored
+        finally:
+            index.flush()
 
     def stamp(self) -> tuple[int, ...]:
         """Numbers that change whenever an object was added or removed: times of its directories, in nanoseconds."""

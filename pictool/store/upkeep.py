@@ -19,23 +19,21 @@ from pictool.errors import (
     UnwritableStoreError,
 )
 from pictool.store import eviction
+from pictool.store.database import DATABASE, reading, writing
 from pictool.store.directory import ensure_store, is_store, require_store
 from pictool.store.entries import Entry, entries, inner_directories, temp_candidates
 from pictool.store.eviction import Tally
-from pictool.store.files import is_stale_temp, make_directory, remove_stale_temp, require_no_links
+from pictool.store.files import make_directory, remove_stale_temp, require_no_links
 from pictool.store.leases import leased_keys
 from pictool.store.objects.format import ObjectFile
+from pictool.store.readings import forget_readings
 from pictool.store.scratch import abandoned_scratch, remove_scratch
-from pictool.store.side.databases import roll_back
-from pictool.store.side.folders import FOLDERS_FILE, forget_compiled
-from pictool.store.side.index import INDEX_FILE
-from pictool.store.side.readings import READINGS_FILE, forget_readings
-from pictool.store.side.sources import SOURCES_FILE, forget_sources
-from pictool.store.side.usage import HITS_FILE, UsageCounts, forget_hits, read_counts
 from pictool.store.signatures import sidecar_of
 from pictool.store.store import Store
+from pictool.store.usage import UsageCounts, read_counts
 
 QUARANTINE = "quarantine"
+_OF_OBJECTS = ("hits WHERE true", "sources WHERE true", "folders WHERE folder = ''")  # what gc forgets with an object
 Check = Callable[[ObjectFile], None]
 
 
@@ -62,11 +60,21 @@ def gc(store: Store, max_bytes: int | None = None) -> GcResult:
     except OSError as error:
         raise _cannot_change(store, error) from error
     store.counters.add(UsageCounts(evictions=evicted.count, evicted_bytes=evicted.num_bytes))
-    forget_hits(store.root, store.keys)
-    forget_sources(store.root, store.keys)
-    forget_compiled(store.root, store.keys)
-    forget_readings(store.root)
+    _forget(store)
     return GcResult(Tally(len(litter), sum(litter)), evicted, num_bytes)
+
+
+def _forget(store: Store) -> None:
+    """Drop what the database has of objects that are gone, and what was read of files and not used for long."""
+    with suppress(StoreError):
+        with reading(store.root) as db:
+            known = {key for rows in _OF_OBJECTS for (key,) in db.execute(f"SELECT key FROM {rows}")}
+        gone = [(key,) for key in known.difference(store.keys())]
+        if (store.root / DATABASE).exists():
+            with writing(store.root) as db:
+                for rows in _OF_OBJECTS:
+                    db.executemany(f"DELETE FROM {rows} AND key = ?", gone)
+                forget_readings(db)
 
 
 def would_collect(store: Store, max_bytes: int | None = None) -> tuple[list[Path], list[Entry]]:
@@ -76,9 +84,10 @@ def would_collect(store: Store, max_bytes: int | None = None) -> tuple[list[Path
         StoreError: the directory is no store.
     """
     require_store(store.root)
-    litter = [
-        path for root in _roots(store) for path in (*filter(is_stale_temp, _temps(root)), *abandoned_scratch(root))
-    ]
+    litter = list[Path]()
+    for root in _roots(store):
+        litter += [path for path in _temps(root) if remove_stale_temp(path, dry_run=True) is not None]
+        litter += abandoned_scratch(root)
     return litter, eviction.would_shrink(store.root, store.max_bytes if max_bytes is None else max_bytes)
 
 
@@ -100,14 +109,10 @@ def _has_temps_alone(directory: Path) -> bool:
 
 
 def _collect(root: Path, outer: Path) -> list[int]:
-    """Remove what killed processes left in a store: temp files, scratch directories, journals; the bytes of the first
-    two.
-    """
+    """Remove what killed processes left in a store: temp files, scratch directories; the bytes of each."""
     ensure_store(root, outer)
     require_no_links(root / "tmp", root)
     files = [size for path in _temps(root) if (size := remove_stale_temp(path)) is not None]
-    for name in (INDEX_FILE, HITS_FILE, SOURCES_FILE, READINGS_FILE, FOLDERS_FILE):  # that of the leases keeps its room
-        roll_back(root / name)
     return files + remove_scratch(root)
 
 
@@ -217,7 +222,7 @@ def stats(store: Store) -> StoreStats:
         chains=Tally(len(blocks), sum(blocks)),
         by_model=_tally_by((meta.target.model, size) for meta, size in readable),
         by_codec=_tally_by((meta.codec, size) for meta, size in readable),
-        counts=read_counts(store.root / "stats"),
+        counts=read_counts(store.root),
     )
 
 
@@ -269,9 +274,6 @@ def verify(
         if on_object:
             on_object(entry)
     repaired = _take_out_all(store, problems, check) if repair else ()
-    if repaired:
-        with suppress(OSError):
-            (store.root / INDEX_FILE).unlink()
     return VerifyResult(count, num_bytes, problems, repaired, tuple(unsigned))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from pictool.store.eviction import pinned
-from pictool.store.side.sources import Source, read_sources
+from pictool.store.sources import Source, read_sources
 from pictool.store.store import Store, StoredObject
 
 SHORT = 12  # digits of an abbreviated key

@@ -148,7 +148,7 @@ def test_what_an_earlier_version_kept_is_recognised(
     notes: Path, monkeypatch: pytest.MonkeyPatch, named: str, start: str
 ) -> None:  # fmt: skip
     """It kept paths as the folder was named, from any directory."""
-    with closing(sqlite3.connect(".pic/folders.sqlite3")) as db, db:
+    with closing(sqlite3.connect(".pic/store.sqlite3")) as db, db:
         (count,) = db.execute("SELECT count(*) FROM folders").fetchone()
         db.execute("UPDATE folders SET path = ? || substr(path, ?)", (
             "" if named == "." else f"{named}/", len(str(notes.resolve())) + 2,
@@ -179,9 +179,9 @@ def test_what_cannot_work_is_said(docs: Path) -> None:
     assert "takes no salt" in pic("sync", docs, "--salt", "a-salt-that-is-long-enough").err
     assert pic("sync", docs).code == 0
     assert pic("store", "ls", "--by", "colour").code == 2
-    Path(".pic/folders.sqlite3").write_bytes(b"x" * 4096)
-    assert "delete it, and run pic sync again" in pic("sync", docs).err
-    Path(".pic/folders.sqlite3").unlink()
+    Path(".pic/store.sqlite3").write_bytes(b"x" * 4096)
+    assert "store.sqlite3: cannot be used" in pic("sync", docs).err
+    Path(".pic/store.sqlite3").unlink()
     assert pic("sync", docs).code == 0
 
 

@@ -18,7 +18,7 @@ from pictool.errors import ForeignObjectError, InputError, UnwritableStoreError
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model, load_model, wrap_model
 from pictool.store.objects.format import CompiledChunk
-from pictool.store.side.sources import read_sources
+from pictool.store.sources import read_sources
 from pictool.store.store import Store
 from pictool.store.upkeep import verify
 

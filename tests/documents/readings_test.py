@@ -17,8 +17,9 @@ from pictool.documents import reading
 from pictool.documents.library import Library, LibraryReader
 from pictool.documents.reading import FileReader
 from pictool.runtime.model import Model
-from pictool.store.side import readings
-from pictool.store.side.readings import READINGS_FILE, Readings
+from pictool.store import readings
+from pictool.store.database import DATABASE
+from pictool.store.readings import Readings
 from pictool.store.store import Store
 from pictool.store.upkeep import gc
 
@@ -73,7 +74,7 @@ def test_nothing_is_kept_for_a_tenant_or_of_a_command(files: list[Path], asked: 
     model, store = tiny_model(), new_store(tmp_path)
     for _ in range(2):
         read(model.with_salt("mine"), store, files)
-    assert len(asked) == 6 and not (store.root / READINGS_FILE).exists()
+    assert len(asked) == 6 and not (store.root / DATABASE).exists()
     for text in ("one", "two"):
         with LibraryReader(model, command=f"sh -c 'echo {text}; : {{}}'", store=store) as reader:
             assert text in reader.read(files[2:]).passages[0].text
@@ -95,10 +96,10 @@ def test_what_is_damaged_is_read_again(files: list[Path], asked: list[str], tmp_
 
     model, store = tiny_model(), new_store(tmp_path)
     first = read(model, store, files)
-    with closing(sqlite3.connect(store.root / READINGS_FILE)) as db, db:
+    with closing(sqlite3.connect(store.root / DATABASE)) as db, db:
         db.execute("UPDATE readings SET reply = ?", (zlib.compress(reply) if reply != b"no zlib" else reply,))
     assert read(model, store, files) == first and len(asked) == 6
-    (store.root / READINGS_FILE).write_bytes(b"no database" * 100)
+    (store.root / DATABASE).unlink()
     assert read(model, store, files) == first and len(asked) == 9
     assert read(model, store, files) == first and len(asked) == 9, "it is made anew"
 

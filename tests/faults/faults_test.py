@@ -53,15 +53,21 @@ def test_what_a_run_may_not_end_with(code: int, err: str, problems: list[str]) -
 
 
 def test_what_is_litter(tmp_path: Path) -> None:
-    for name in ("st/objects/ab/" + "ab" * 32 + ".kvo", "st/lock", "st/stats/03", "out/a.json", "cache/pictool/x.json"):
+    for name in (
+        "st/objects/ab/" + "ab" * 32 + ".kvo",
+        "st/lock",
+        "st/store.sqlite3",
+        "out/a.json",
+        "cache/pictool/x.json",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     before = State.of(tmp_path)
     assert before.litter() == ["out", "out/a.json"]
-    for name in ("st/tmp/.x.tmp", "out/.a.json.0.tmp", "st/hits.sqlite3-journal", ".pic-bench-1/y", "cache/z.tmp"):
+    for name in ("st/tmp/.x.tmp", "out/.a.json.0.tmp", "st/store.sqlite3-wal", ".pic-bench-1/y", "cache/z.tmp"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     assert State.of(tmp_path).litter(before) == [
-        ".pic-bench-1", ".pic-bench-1/y", "cache/z.tmp", "out/.a.json.0.tmp", "st/hits.sqlite3-journal",
+        ".pic-bench-1", ".pic-bench-1/y", "cache/z.tmp", "out/.a.json.0.tmp", "st/store.sqlite3-wal",
         "st/tmp/.x.tmp",
     ]  # fmt: skip

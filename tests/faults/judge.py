@@ -21,7 +21,7 @@ from pictool.store.upkeep import gc, verify
 
 STORES = ("st", "new", "far", "chained", "damaged")
 _CACHES = re.compile(
-    r"(^|/)(stats/\d\d|(hits|index|sources)\.sqlite3|lock)$|^cache(/[a-z]+)*(/([0-9a-z-]+\.json|compiled\.sqlite3))?$"
+    r"(^|/)(store\.sqlite3(-journal)?|lock)$|^cache(/[a-z]+)*(/([0-9a-z-]+\.json|compiled\.sqlite3))?$"
 )
 _OBJECT = re.compile(r"[a-z]+(/eval/[^/]+|/prefixes)?/objects/[0-9a-f]{2}/[0-9a-f]{64}\.kvo")
 
@@ -58,7 +58,7 @@ class State:
 
 def _is_plain(name: str) -> bool:
     """A directory that every store has."""
-    return name in STORES or (name.split("/")[-1] in ("stats", "pins") and name.split("/")[0] in STORES)
+    return name in STORES or (name.split("/")[-1] == "pins" and name.split("/")[0] in STORES)
 
 
 class Known:

@@ -319,10 +319,10 @@ def test_a_server_with_damaged_leases_does_not_start(tmp_path: Path, content: by
     store = Store(tmp_path / "store")
     store.ensure_store()
     if content is None:
-        (store.root / "leases.sqlite3").mkdir()
+        (store.root / "store.sqlite3").mkdir()
     else:
-        (store.root / "leases.sqlite3").write_bytes(content)
-    with pytest.raises(StoreError, match=r"leases\.sqlite3: cannot be used"), serving(tiny_model(), store):
+        (store.root / "store.sqlite3").write_bytes(content)
+    with pytest.raises(StoreError, match=r"store\.sqlite3: cannot be used"), serving(tiny_model(), store):
         pass
 
 
@@ -371,7 +371,7 @@ def test_where_nothing_can_be_written_answers_are_exact_and_caches_end(
             raise UnwritableStoreError(f"{self.root}: cannot be written (No space left on device)")
 
         def unwritable(*_: object) -> None:
-            raise StoreError("leases.sqlite3: cannot be used now (database or disk is full)")
+            raise StoreError("store.sqlite3: cannot be used now (database or disk is full)")
 
         monkeypatch.setattr(Store, "put", full)
         monkeypatch.setattr(Leases, "extend", unwritable)
@@ -430,7 +430,7 @@ def test_a_read_only_store_without_leases_is_served(open_path: Path, is_empty: b
     store = Store(open_path / "store")
     store.ensure_store()
     if not is_empty:
-        (store.root / "leases.sqlite3").touch()  # as a process leaves it that is killed while it makes it
+        (store.root / "store.sqlite3").touch()  # as a process leaves it that is killed while it makes it
     unknown = f"cache-{'0' * 32}"
     body = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "cache_ids": [unknown]}
     with serving(tiny_model(), store) as live, read_only(store):

@@ -510,7 +510,7 @@ def test_logprobs_of_an_empty_answer_are_an_empty_list() -> None:
 def test_metrics_are_there_while_leases_are_damaged(model: Model, tmp_path: Path) -> None:
     with serving(model, Store(tmp_path / "store")) as live:
         live.cache("The harbour was quiet. It holds a festival in the spring; nobody knows why.")
-        (tmp_path / "store" / "leases.sqlite3").write_bytes(b"x" * 5000)
+        (tmp_path / "store" / "store.sqlite3").write_bytes(b"x" * 5000)
         text = live.client.get("/metrics").text
         assert "pic_leases NaN" in text and "pic_active_requests 0.0" in text
 

@@ -281,7 +281,7 @@ def test_files_are_kept_listed_used_and_removed(live: Live) -> None:
     assert live.ok("DELETE", f"/v1/files/{names[1]}")["deleted"]
     for method in ("GET", "DELETE"):
         live.error(404, method, f"/v1/files/{names[1]}")
-    live.error(404, "GET", "/v1/files/..%2f..%2fleases.sqlite3/content")
+    live.error(404, "GET", "/v1/files/..%2f..%2fstore.sqlite3/content")
     for data in (b"", b"\xff\xfe", b"a\0b"):
         live.error(400, "POST", "/v1/files", files={"file": ("a", data)})
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pictool.serve.tenants import Keys, Tenant
-from pictool.store.side.folders import set_folder
-from pictool.store.side.sources import Source, add_sources
+from pictool.store.folders import set_folder
+from pictool.store.sources import Source, add_sources
 from pictool.store.store import Store
 from serve.live import DOCS, QUESTION, TEMPLATE, Live, serving, text_of, tiny_model
 

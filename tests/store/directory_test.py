@@ -24,9 +24,9 @@ from pictool.store.objects.format import write_object
 from pictool.store.remote.remote import Remote
 from pictool.store.remote.transfer import push
 from pictool.store.scratch import scratch_directory
-from pictool.store.side.sources import Source, add_sources, read_sources
-from pictool.store.side.usage import add_hits
+from pictool.store.sources import Source, add_sources, read_sources
 from pictool.store.store import Store
+from pictool.store.usage import UsageCounts
 
 TEMP = ".half.0123456789abcdef.tmp"
 # As the versions without a mark wrote them.
@@ -279,7 +279,9 @@ def test_many_processes_make_one_store(tmp_path: Path) -> None:
 # Links in a store
 
 
-@pytest.mark.parametrize("name", ["pins", "stats", "tmp", "files", "check.json", "eval", "hits.sqlite3", "shard"])
+@pytest.mark.parametrize(
+    "name", ["pins", "stats", "tmp", "files", "check.json", "eval", "hits.sqlite3", "store.sqlite3", "shard"]
+)
 def test_no_link_in_a_store_is_followed_for_writing_or_deleting(store: Store, tmp_path: Path, name: str) -> None:
     """As a repository may have them: a store with a mark, and a link to somewhere else in it."""
     key = store.put(make_chunk(1)).stem
@@ -307,7 +309,7 @@ def test_no_link_in_a_store_is_followed_for_writing_or_deleting(store: Store, tm
         except StoreError as error:
             assert "link" in str(error) or "no such object" in str(error)
     assert not Files(store.root).remove("t", uploaded.id)
-    add_hits(store.root, {key: 1}, 1)
+    store.counters.add(UsageCounts(), key)
     store.counters.flush()
     assert tree(other.root) == before and other.path(key).stat().st_mtime_ns == mark_ns
 

@@ -27,6 +27,7 @@ from pictool.errors import InputError, ObjectError, PicError, StoreError
 from pictool.store import eviction
 from pictool.store.codecs import packing
 from pictool.store.codecs.base import CodingError
+from pictool.store.database import DATABASE, JOURNAL
 from pictool.store.directory import MARK
 from pictool.store.entries import object_path
 from pictool.store.objects.bundles import export_archive
@@ -459,7 +460,7 @@ def fill(store: Store) -> None:
     list(store.objects())
     eviction.pin(store.root, path.stem)
     names = {entry.name for entry in store.root.iterdir()}
-    assert names == {"objects", "tmp", "lock", "pins", "index.sqlite3", "stats", "hits.sqlite3", "eval", MARK}
+    assert names == {"objects", "tmp", "lock", "pins", DATABASE, JOURNAL, "eval", MARK}
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
@@ -487,8 +488,7 @@ def test_a_shared_store_stays_as_its_owner_made_it(store: Store, mode: int, of_f
 
 def test_a_link_as_a_side_file_is_not_written_through(store: Store, tmp_path: Path) -> None:
     path = store.put(make_chunk(1))
-    for name in ("index.sqlite3", "hits.sqlite3"):
-        (store.root / name).symlink_to(tmp_path / "victim")
+    (store.root / DATABASE).symlink_to(tmp_path / "victim")
     (store.root / "pins").mkdir()
     (store.root / "pins" / path.stem).symlink_to(tmp_path / "victim")
     store.open(path.stem).close()

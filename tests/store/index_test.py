@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from chunks import make_chunk
 
+from pictool.store.database import DATABASE
 from pictool.store.objects.format import ObjectFile
-from pictool.store.side.index import INDEX_FILE
 from pictool.store.store import Store
 
 
@@ -31,7 +31,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def without(store: Store) -> list[object]:
     """The listing of a copy that never had an index."""
     copy = Store(store.root.with_name("copy"))
-    shutil.copytree(store.root, copy.root, ignore=shutil.ignore_patterns(f"{INDEX_FILE}*"))
+    shutil.copytree(store.root, copy.root, ignore=shutil.ignore_patterns(f"{DATABASE}*"))
     objects = listing(copy)
     shutil.rmtree(copy.root)
     return objects
@@ -66,22 +66,31 @@ def test_it_follows_the_files(store: Store) -> None:
     assert listing(store) == without(store)
 
 
-@pytest.mark.parametrize("damage", [b"", b"nonsense" * 600, b"SQLite format 3\0" + b"\xff" * 5000, None])
-def test_a_lost_or_damaged_index_is_made_anew(store: Store, damage: bytes | None) -> None:
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_lost_index_is_made_anew(store: Store, is_empty: bool) -> None:
     for seed in range(3):
         store.put(make_chunk(seed))
     first = listing(store)
-    index = store.root / INDEX_FILE
-    index.unlink() if damage is None else index.write_bytes(damage)
+    index = store.root / DATABASE
+    index.write_bytes(b"") if is_empty else index.unlink()
     assert listing(store) == first
     assert listing(store) == first and sqlite3.connect(index).execute("SELECT count(*) FROM objects").fetchone() == (3,)
+
+
+@pytest.mark.parametrize("damage", [b"nonsense" * 600, b"SQLite format 3\0" + b"\xff" * 5000], ids=["text", "header"])
+def test_without_a_database_all_objects_are_opened(store: Store, damage: bytes) -> None:
+    for seed in range(3):
+        store.put(make_chunk(seed))
+    first = listing(store)
+    (store.root / DATABASE).write_bytes(damage)
+    assert listing(store) == first == listing(store)
 
 
 def test_pages_that_are_damaged_in_the_middle(store: Store) -> None:
     for seed in range(40):
         store.put(make_chunk(seed))
     first = listing(store)
-    index = store.root / INDEX_FILE
+    index = store.root / DATABASE
     whole = index.read_bytes()
     for at in range(4096, len(whole), 4096):
         index.write_bytes(whole[:at] + b"\xaa" * 4096 + whole[at + 4096 :])
@@ -91,24 +100,24 @@ def test_pages_that_are_damaged_in_the_middle(store: Store) -> None:
 def test_records_that_make_no_sense_are_read_again(store: Store) -> None:
     store.put(make_chunk(1))
     first = listing(store)
-    with sqlite3.connect(store.root / INDEX_FILE) as db:
+    with sqlite3.connect(store.root / DATABASE) as db:
         db.execute("UPDATE objects SET meta = '{}'")
     assert listing(store) == first
 
 
-def test_an_index_of_another_version_is_made_anew(store: Store) -> None:
+def test_a_database_of_another_version_is_left_as_it_is(store: Store) -> None:
     store.put(make_chunk(1))
     first = listing(store)
-    with sqlite3.connect(store.root / INDEX_FILE) as db:
-        db.execute("DROP TABLE objects")
-        db.execute("CREATE TABLE objects (x)")
+    with sqlite3.connect(store.root / DATABASE) as db:
+        db.execute("CREATE TABLE more (x)")
         db.execute("PRAGMA user_version = 99")
-    assert listing(store) == first
+    before = (store.root / DATABASE).read_bytes()
+    assert listing(store) == first and (store.root / DATABASE).read_bytes() == before
 
 
 def test_a_place_where_no_index_can_be_is_listed_all_the_same(store: Store) -> None:
     store.put(make_chunk(1))
-    (store.root / INDEX_FILE).mkdir()
+    (store.root / DATABASE).mkdir()
     assert len(listing(store)) == 1
 
 
@@ -124,4 +133,4 @@ def test_odd_paths(tmp_path: Path, name: str) -> None:
     store = Store(tmp_path / name)
     path = store.put(make_chunk(1))
     assert [stored.path for stored in store.objects()] == [path]
-    assert store.has(path.stem) and (store.root / INDEX_FILE).exists()
+    assert store.has(path.stem) and (store.root / DATABASE).exists()

@@ -20,8 +20,9 @@ from chunks import make_chunk
 
 import pictool.store.leases as leases_module
 from pictool.errors import StoreError
+from pictool.store.database import DATABASE
 from pictool.store.eviction import pin, unpin
-from pictool.store.leases import LEASES_FILE, LeasedObject, Leases, Share, ShareError, leased_keys
+from pictool.store.leases import LeasedObject, Leases, Share, ShareError, leased_keys
 from pictool.store.store import Store
 from pictool.store.upkeep import expire, expire_older, gc
 
@@ -135,9 +136,9 @@ def test_an_expired_lease_keeps_nothing(store: Store) -> None:
 
 def test_a_damaged_file_is_named_and_nothing_is_evicted(store: Store) -> None:
     (key,) = put(store, 1)
-    (store.root / LEASES_FILE).write_bytes(b"no database at all, and longer than a header of sqlite is" * 9)
+    (store.root / DATABASE).write_bytes(b"no database at all, and longer than a header of sqlite is" * 9)
     for use in (lambda: Leases(store.root).page("t", 1), lambda: gc(store, 1)):
-        with pytest.raises(StoreError, match=rf"{LEASES_FILE}.*remove it"):
+        with pytest.raises(StoreError, match=rf"{DATABASE}.*remove it"):
             use()
     assert store.keys() == [key]
 
@@ -147,10 +148,10 @@ def test_a_damaged_file_is_named_and_nothing_is_evicted(store: Store) -> None:
 )
 def test_a_damaged_row_is_named(leases: Leases, store: Store, body: str) -> None:
     lease = leases.add("t", "m", [LeasedObject("a" * 64, 1)], 2000.0)
-    with closing(sqlite3.connect(store.root / LEASES_FILE)) as db, db:
+    with closing(sqlite3.connect(store.root / DATABASE)) as db, db:
         db.execute("UPDATE leases SET body = ?", (body,))
     for use in (lambda: leases.page("t", 1), lambda: leases.find(lease.id, "t"), lambda: leases.use(lease.id, "t")):
-        with pytest.raises(StoreError, match=rf"{LEASES_FILE}.*remove it"):
+        with pytest.raises(StoreError, match=rf"{DATABASE}.*remove it"):
             use()
     assert leases.remove(lease.id, "t") and leases.page("t", 1) == []
 
@@ -178,13 +179,13 @@ def test_a_writer_that_was_killed_in_the_middle_costs_nothing(store: Store, tmp_
     Store(tmp_path).ensure_store()
     leases = Leases(store.root)
     names = [leases.add("t", "m", objects(f"{i:064x}"), 4e9, name="x" * 500).id for i in range(40)]
-    with closing(sqlite3.connect(store.root / LEASES_FILE, isolation_level=None)) as db:
+    with closing(sqlite3.connect(store.root / DATABASE, isolation_level=None)) as db:
         db.execute("PRAGMA cache_size = 1")
         db.execute("BEGIN IMMEDIATE")
         db.execute("UPDATE leases SET expires = 0, body = body || '   '")
         for suffix in ("", "-journal"):
-            shutil.copyfile(store.root / f"{LEASES_FILE}{suffix}", tmp_path / f"{LEASES_FILE}{suffix}")
-    readonly = f"{(tmp_path / LEASES_FILE).as_uri()}?mode=ro"
+            shutil.copyfile(store.root / f"{DATABASE}{suffix}", tmp_path / f"{DATABASE}{suffix}")
+    readonly = f"{(tmp_path / DATABASE).as_uri()}?mode=ro"
     with closing(sqlite3.connect(readonly, uri=True)) as db, pytest.raises(sqlite3.OperationalError):
         db.execute("SELECT * FROM leases").fetchall()
     assert len(leased_keys(tmp_path)) == 40
@@ -253,7 +254,7 @@ def test_to_end_a_lease_takes_no_room_on_the_disk(store: Store) -> None:
     gc(store, 1 << 30)
 
     def room() -> list[tuple[int, int]]:
-        files = [(store.root / f"{LEASES_FILE}{suffix}").stat() for suffix in ("", "-journal")]
+        files = [(store.root / f"{DATABASE}{suffix}").stat() for suffix in ("", "-journal")]
         return [(file.st_ino, max(file.st_blocks * 512, file.st_size)) for file in files]
 
     before = room()
@@ -262,12 +263,10 @@ def test_to_end_a_lease_takes_no_room_on_the_disk(store: Store) -> None:
     assert room() == before and leases.count() == 0
 
 
-def test_a_large_file_stays_and_what_is_no_file_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pictool.store.side.databases._MAX_BYTES", 1)
-    lease = Leases(store.root).add("t", "m", objects("a" * 64), 4e9)
-    assert Leases(store.root).find(lease.id, "t") == lease
-    (store.root / f"{LEASES_FILE}-journal").unlink()
-    os.mkfifo(store.root / f"{LEASES_FILE}-journal")
+def test_what_is_no_file_is_named(store: Store) -> None:
+    Leases(store.root).add("t", "m", objects("a" * 64), 4e9)
+    (store.root / f"{DATABASE}-journal").unlink()
+    os.mkfifo(store.root / f"{DATABASE}-journal")
     for use in (lambda: Leases(store.root).count(), lambda: leased_keys(store.root)):
         with pytest.raises(StoreError, match="no regular file"):
             use()
@@ -282,9 +281,9 @@ def test_a_large_file_stays_and_what_is_no_file_is_named(store: Store, monkeypat
 def test_a_forged_row_is_an_error_and_nothing_is_evicted(store: Store, body: str) -> None:
     (key,) = put(store, 1)
     Leases(store.root).add("t", "m", objects(key), 4e9)
-    with closing(sqlite3.connect(store.root / LEASES_FILE)) as db, db:
+    with closing(sqlite3.connect(store.root / DATABASE)) as db, db:
         db.execute("UPDATE leases SET body = ?", (body,))
-    with pytest.raises(StoreError, match=rf"{LEASES_FILE}.*remove it"):
+    with pytest.raises(StoreError, match=rf"{DATABASE}.*remove it"):
         gc(store, 1)
     assert store.keys() == [key]
 

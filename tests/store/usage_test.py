@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import errno
-import gc as collector
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
-import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pictool.core import Geometry, Target
+from pictool.store import usage
+from pictool.store.database import DATABASE, JOURNAL
 from pictool.store.directory import MARK, ensure_store
 from pictool.store.objects.format import CompiledChunk, ObjectMeta
-from pictool.store.side import usage
-from pictool.store.side.usage import (
-    HITS_FILE,
-    Counters,
-    UsageCounts,
-    add_hits,
-    forget_hits,
-    read_counts,
-    read_hits,
-)
 from pictool.store.store import Store
 from pictool.store.upkeep import expire, gc
+from pictool.store.usage import Counters, UsageCounts, read_counts, read_hits
 
+IMPORTS = "import sys; from pathlib import Path; from pictool.store.usage import Counters, UsageCounts\n"
+IMPORTS += "c = Counters(Path(sys.argv[1]))\n"
 A, B = "a" * 64, "b" * 64
 TARGET = Target("LlamaForCausalLM", A, B, "float32", Geometry(1, 1, 1))
 
@@ -42,18 +36,32 @@ def is_marked(tmp_path: Path) -> None:
     ensure_store(tmp_path)
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "stats"
+def add_hits(root: Path, key: str, count: int = 1) -> None:
+    counters = Counters(root)
+    for _ in range(count):
+        counters.add(UsageCounts(), key)
+    counters.flush()
 
 
-def test_counts_are_written_when_the_counter_is_let_go(directory: Path) -> None:
-    counters = Counters(directory)
+def test_counts_are_written_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = Counters(tmp_path)
     counters.add(UsageCounts(hits=2, hit_bytes=10))
+    assert read_counts(tmp_path) == UsageCounts() and not (tmp_path / DATABASE).exists()
+    monkeypatch.setattr(usage, "_FLUSH_S", 0.0)
     counters.add(UsageCounts(misses=1))
-    assert read_counts(directory) == UsageCounts()
-    del counters
-    assert read_counts(directory) == UsageCounts(hits=2, misses=1, hit_bytes=10)
+    assert read_counts(tmp_path) == UsageCounts(hits=2, misses=1, hit_bytes=10)
+
+
+def test_counts_are_written_at_the_end_of_a_process(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", f"{IMPORTS}c.add(UsageCounts(hits=1))", str(tmp_path)], check=True)
+    assert read_counts(tmp_path) == UsageCounts(hits=1)
+
+
+def test_an_interrupt_at_the_end_of_a_process_is_no_traceback(tmp_path: Path) -> None:
+    script = f"{IMPORTS}c.add(UsageCounts(hits=1))\n"
+    script += "def interrupt(root): raise KeyboardInterrupt\nimport pictool.store.usage as u; u.may_write = interrupt"
+    ended = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, check=True)
+    assert ended.stderr == b""
 
 
 def test_counts_go_to_the_store_that_they_are_of_wherever_the_process_is_by_then(
@@ -62,19 +70,17 @@ def test_counts_go_to_the_store_that_they_are_of_wherever_the_process_is_by_then
     for name in ("here", "there"):
         ensure_store(tmp_path / name / ".pic")
     monkeypatch.chdir(tmp_path / "here")
-    counters = Counters(Path(".pic/stats"))
+    counters = Counters(Path(".pic"))
     counters.add(UsageCounts(hits=1))
     monkeypatch.chdir(tmp_path / "there")
     counters.flush()
-    assert read_counts(tmp_path / "here/.pic/stats") == UsageCounts(hits=1)
-    assert not (tmp_path / "there/.pic/stats").exists()
+    assert read_counts(tmp_path / "here/.pic") == UsageCounts(hits=1)
+    assert not (tmp_path / "there/.pic" / DATABASE).exists()
 
 
-def test_a_file_system_that_is_gone_is_no_traceback_at_the_end(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_that_is_gone_is_no_traceback_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`Path.is_dir` raises what `os.path.isdir` takes for a no: a stale handle of NFS, a broken disk."""
-    counters = Counters(directory)
+    counters = Counters(tmp_path)
     counters.add(UsageCounts(hits=1))
 
     def stat(*_: object, **__: object) -> os.stat_result:
@@ -83,49 +89,11 @@ def test_a_file_system_that_is_gone_is_no_traceback_at_the_end(
     monkeypatch.setattr(os, "stat", stat)
     counters.flush()
     monkeypatch.undo()
-    assert not directory.exists()
+    assert not (tmp_path / DATABASE).exists()
 
 
-@pytest.mark.parametrize("busy_s", [0.0, 0.2])
-def test_an_interrupt_while_the_last_counts_are_written_is_not_lost(
-    busy_s: float, directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Nor is it raised in the finalizer, from which only a traceback would come, however busy the machine is."""
-    start = threading.Thread.start
-
-    def start_slowly(thread: threading.Thread) -> None:
-        start(thread)
-        time.sleep(busy_s)
-
-    monkeypatch.setattr(threading.Thread, "start", start_slowly)
-    counters = Counters(directory)
-    counters.add(UsageCounts(hits=1))
-
-    def interrupted(*_: object, **__: object) -> bool:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(usage, "may_write", interrupted)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            del counters
-            for _ in range(1000):  # a longer sleep would end first
-                time.sleep(0.01)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert capfd.readouterr().err == ""
-
-
-def test_frames_are_read_while_nothing_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python 3.11 hangs if a finalizer starts a thread meanwhile."""
-    read = sys._current_frames
-    monkeypatch.setattr(sys, "_current_frames", lambda: {} if collector.isenabled() else read())
-    frame = usage._frame_of(threading.get_ident())
-    assert frame is not None and collector.isenabled()
-
-
-def test_threads_lose_no_counts(directory: Path) -> None:
-    counters = Counters(directory)
+def test_threads_lose_no_counts(tmp_path: Path) -> None:
+    counters = Counters(tmp_path)
 
     def count() -> None:
         for _ in range(500):
@@ -138,42 +106,35 @@ def test_threads_lose_no_counts(directory: Path) -> None:
         thread.join()
     counters.flush()
     counters.flush()
-    assert read_counts(directory).hits == 2000
+    assert read_counts(tmp_path).hits == 2000
 
 
-ADD_COUNTS = "import sys; from pathlib import Path; from pictool.store.side.usage import Counters, UsageCounts\n"
-ADD_COUNTS += "c = Counters(Path(sys.argv[1]))\nfor _ in range(100): c.add(UsageCounts(writes=1)); c.flush()"
+ADD_COUNTS = IMPORTS + "for _ in range(100): c.add(UsageCounts(writes=1)); c.flush()"
 
 
-def test_processes_lose_no_counts(directory: Path) -> None:
-    running = [subprocess.Popen([sys.executable, "-c", ADD_COUNTS, str(directory)]) for _ in range(4)]
+def test_processes_lose_no_counts(tmp_path: Path) -> None:
+    running = [subprocess.Popen([sys.executable, "-c", ADD_COUNTS, str(tmp_path)]) for _ in range(4)]
     assert [process.wait(60) for process in running] == [0] * 4
-    assert read_counts(directory).writes == 400
+    assert read_counts(tmp_path).writes == 400
 
 
-FORK = "import os, sys; from pathlib import Path; from pictool.store.side.usage import Counters, UsageCounts\n"
-FORK += "c = Counters(Path(sys.argv[1])); c.add(UsageCounts(hits=1))\n"
+FORK = IMPORTS + "import os\nc.add(UsageCounts(hits=1))\n"
 FORK += "if os.fork() == 0: c.add(UsageCounts(misses=1)); c.flush(); os._exit(0)\nos.wait()"
 
 
-def test_a_fork_does_not_count_again_what_its_parent_counted(directory: Path) -> None:
-    subprocess.run([sys.executable, "-c", FORK, str(directory)], check=True, timeout=60)
-    assert read_counts(directory) == UsageCounts(hits=1, misses=1)
+def test_a_fork_does_not_count_again_what_its_parent_counted(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", FORK, str(tmp_path)], check=True, timeout=60)
+    assert read_counts(tmp_path) == UsageCounts(hits=1, misses=1)
 
 
-def test_what_cannot_be_written_is_not_counted(tmp_path: Path) -> None:
+def test_in_what_is_no_store_nothing_is_counted(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for directory in (tmp_path / "absent" / "stats", tmp_path / "file" / "stats", tmp_path / "file"):
-        counters = Counters(directory)
+    for root in (tmp_path / "absent", tmp_path / "file", tmp_path / "file" / "x"):
+        counters = Counters(root)
         counters.add(UsageCounts(hits=1))
         counters.flush()
+        assert read_counts(root) == UsageCounts()
     assert set(os.listdir(tmp_path)) == {"file", "tmp", MARK}
-
-
-def test_a_torn_file_counts_as_nothing(directory: Path) -> None:
-    directory.mkdir()
-    (directory / "00").write_bytes(b"torn")
-    assert read_counts(directory) == UsageCounts()
 
 
 # Hits of each object
@@ -195,12 +156,10 @@ def test_what_is_opened_to_be_used_is_counted_and_what_is_looked_at_is_not(store
     assert store.hits() == {}  # in memory so far
     store.counters.flush()
     assert store.hits() == {first: 3, second: 1}
-    assert read_counts(store.root / "stats").hits == 4
+    assert read_counts(store.root).hits == 4
 
 
-ADD_HITS = "import sys; from pathlib import Path; from pictool.store.side.usage import Counters, UsageCounts\n"
-ADD_HITS += "c = Counters(Path(sys.argv[1]) / 'stats')\n"
-ADD_HITS += "for i in range(100): c.add(UsageCounts(hits=1), hit='ab'[i % 2] * 64); c.flush()"
+ADD_HITS = IMPORTS + "for i in range(100): c.add(UsageCounts(hits=1), hit='ab'[i % 2] * 64); c.flush()"
 
 
 def test_processes_lose_no_hits(tmp_path: Path) -> None:
@@ -219,33 +178,31 @@ def test_a_process_that_is_killed_leaves_whole_counts(tmp_path: Path) -> None:
         process.wait()
         before = read_hits(tmp_path)
         assert before is not None and set(before) == {A}
-        assert add_hits(tmp_path, {A: 1}, 2.0) and read_hits(tmp_path) == {A: before[A] + 1}
+        add_hits(tmp_path, A)
+        assert read_hits(tmp_path) == {A: before[A] + 1}
 
 
-def test_a_file_that_another_holds_is_waited_for_at_the_end_only(tmp_path: Path) -> None:
-    assert add_hits(tmp_path, {A: 1}, 2.0)
-    other = sqlite3.connect(tmp_path / HITS_FILE, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    counters = Counters(tmp_path / "stats")
-    counters.add(UsageCounts(hits=1), hit=A)
-    counters._pending.flush(0.01)
-    assert read_hits(tmp_path) == {A: 1} and read_counts(tmp_path / "stats").hits == 1
-    other.execute("ROLLBACK")
-    other.close()
-    del counters  # nothing new was counted, and what was kept is written
-    assert read_hits(tmp_path) == {A: 2} and read_counts(tmp_path / "stats").hits == 1
+def test_what_others_keep_from_being_written_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "_WAIT_S", 0.01)
+    add_hits(tmp_path, A)
+    with closing(sqlite3.connect(tmp_path / DATABASE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        add_hits(tmp_path, A)
+        assert read_hits(tmp_path) == {A: 1}
+        other.execute("ROLLBACK")
+    add_hits(tmp_path, A)
+    assert read_hits(tmp_path) == {A: 3}
 
 
-def test_damaged_hits_are_unknown_and_then_begun_anew(tmp_path: Path) -> None:
-    (tmp_path / HITS_FILE).write_bytes(b"no database at all, and long enough to be one" * 40)
-    assert read_hits(tmp_path) is None
-    assert add_hits(tmp_path, {A: 2}, 2.0) and read_hits(tmp_path) == {A: 2}
-
-
-def test_where_nothing_can_be_written_nothing_is_counted(tmp_path: Path) -> None:
-    (tmp_path / HITS_FILE).mkdir()
-    assert add_hits(tmp_path, {A: 2}, 0.01) and read_hits(tmp_path) is None
-    assert add_hits(tmp_path / "absent", {A: 2}, 0.01) and read_hits(tmp_path / "absent") == {}
+@pytest.mark.parametrize("is_file", [True, False])
+def test_what_cannot_be_read_is_unknown(tmp_path: Path, is_file: bool) -> None:
+    path = tmp_path / DATABASE
+    path.write_bytes(b"no database at all, and long enough to be one" * 40) if is_file else path.mkdir()
+    add_hits(tmp_path, A)
+    assert read_hits(tmp_path) is None and read_counts(tmp_path) == UsageCounts()
+    path.unlink() if is_file else path.rmdir()
+    add_hits(tmp_path, A)
+    assert read_hits(tmp_path) == {A: 2}, "nothing is lost"
 
 
 def test_gc_forgets_what_is_gone(store: Store) -> None:
@@ -257,19 +214,17 @@ def test_gc_forgets_what_is_gone(store: Store) -> None:
     assert store.hits() == {first: 1, second: 1}
     gc(store)
     assert store.hits() == {second: 1}
-    forget_hits(store.root, lambda: [second])
-    assert store.hits() == {second: 1}
 
 
 def test_what_a_killed_process_had_begun_is_rolled_back(tmp_path: Path) -> None:
     """Its journal is left, and the file is changed in part."""
-    assert add_hits(tmp_path, {A: 5}, 2.0)
+    add_hits(tmp_path, A, 5)
     begin = (
         "import os, sqlite3, sys; db = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
         "db.execute('PRAGMA cache_size = 1'); db.execute('BEGIN IMMEDIATE'); db.execute('UPDATE hits SET count = 9')\n"
         "db.executemany('INSERT INTO hits VALUES (?, 1)', [(f'{i:064x}',) for i in range(5000)])\n"
         "os.kill(os.getpid(), 9)"
     )
-    subprocess.run([sys.executable, "-c", begin, str(tmp_path / HITS_FILE)], check=False)
-    assert (tmp_path / f"{HITS_FILE}-journal").stat().st_size
+    subprocess.run([sys.executable, "-c", begin, str(tmp_path / DATABASE)], check=False)
+    assert (tmp_path / JOURNAL).stat().st_size
     assert read_hits(tmp_path) == {A: 5}

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from textual.widgets import HelpPanel, Input, Static
 from traces import make_trace
 
-from pictool.store.side.sources import Source, add_sources
+from pictool.store.sources import Source, add_sources
 from pictool.store.store import Store
 from pictool.tui.app import PicApp
 from pictool.tui.compare_screen import CompareScreen
@@ -121,7 +121,7 @@ def test_hits_and_last_use_are_seen_as_they_are_written_down(store: Store, keys:
         await settle(pilot)
         assert shown_keys(app)[0] == keys["pear"] and texts(objects(app), 0)[4] == "2"
         assert re.fullmatch(r"\d+ s", texts(objects(app), 0)[5])
-        (store.root / "hits.sqlite3").write_bytes(b"no database")
+        (store.root / "store.sqlite3").write_bytes(b"no database")
         app.home.refresh_store()
         await settle(pilot)
         assert {texts(objects(app), row)[4] for row in range(3)} == {"?"}  # never a number that is none

@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from pictool.errors import PicError
-from pictool.store.side.sources import Source, add_sources
+from pictool.store.sources import Source, add_sources
 from pictool.store.store import Store
 from pictool.tui.app import PicApp
 from pictool.tui.home_screen import HomeScreen

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pictool.documents.ranking import TextIndex
 from pictool.errors import InputError
 from pictool.serve.errors import not_found
-from pictool.store.side.folders import read_folders
-from pictool.store.side.sources import read_sources
+from pictool.store.folders import read_folders
+from pictool.store.sources import read_sources
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model

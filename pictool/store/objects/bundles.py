@@ -31,7 +31,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, Self
 
 import zstandard
 from blake3 import blake3
@@ -44,14 +44,13 @@ from pictool.store.files import atomic_write
 from pictool.store.objects.format import ObjectFile
 from pictool.store.objects.header import HeaderError, header_bytes, stated_size
 from pictool.store.signatures import merge, read_sidecar, require_signed_file, sign_file
-from pictool.store.store import Readable, Store
+from pictool.store.store import Store
 
 ARCHIVE_FORMAT, ARCHIVE_VERSION, MANIFEST = "pictool.archive", "1", "archive.json"
 LIST_FORMAT, LIST_VERSION = "pictool.list", "1"
 _MAX_MANIFEST_BYTES = 1 << 26
 _MAX_LIST_BYTES = 1 << 24
 _MAX_WINDOW = 1 << 27  # bytes of memory that zstd may take
-_PIECE = 1 << 20  # bytes that are read at once
 _ZSTD_LEVEL = 3
 _COMPILE_AGAIN = "compile its text again"
 _APART = "apart"  # of a member of a list that does not continue the one before it
@@ -115,7 +114,7 @@ def import_archive(store: Store, path: Path, on_object: Callable[[str], None] | 
         keys = _scan(path, file, store)
         new: list[str] = []
         try:
-            for key, content, sidecar in _members(path, file):
+            for key, _, content, sidecar in _members(path, file):
                 if not _has_intact(store, key):
                     store.insert(key, content)
                     new.append(key)
@@ -133,36 +132,72 @@ def _scan(path: Path, file: BinaryIO, store: Store) -> tuple[str, ...]:
     """Check all of an archive but the objects' data: order, names, sizes, room for them, the frame's checksum."""
     keys, total, free = [], 0, _free_bytes(store)
     room = free if store.max_bytes is None else store.max_bytes
-    for key, member, _ in _members(path, file):
+    for key, size, content, _ in _members(path, file):
         keys.append(key)
         if not store.path(key).exists():
-            total += member.size
-            if total > room or member.size > free:
+            total += size
+            if total > room or size > free:
                 room = min(room, free)
                 raise InputError(f"{path}: takes {total:,d} bytes or more, but {room:,d} have room here; allow more")
-        if (size := _stated_size(path, member)) != member.size:
-            raise _archive_error(path, f"{key}.kvo has {member.size:,d} bytes, but its header says {size:,d}")
+        if (stated := _stated_size(path, key, content)) != size:
+            raise _archive_error(path, f"{key}.kvo has {size:,d} bytes, but its header says {stated:,d}")
     return tuple(keys)
 
 
-def _stated_size(path: Path, member: _Member) -> int:
+def _stated_size(path: Path, key: str, content: IO[bytes]) -> int:
     """The bytes of an object as the header at its beginning says it."""
     try:
-        first = member.read(8)
-        return stated_size(first + member.read(header_bytes(first) - 8))
+        first = content.read(8)
+        return stated_size(first + content.read(header_bytes(first) - 8))
     except HeaderError as error:
-        raise _archive_error(path, f"{member.name}: {error}") from error
+        raise _archive_error(path, f"{key}.kvo: {error}") from error
 
 
-def _members(path: Path, file: BinaryIO) -> Iterator[tuple[str, _Member, bytes]]:
-    """The objects of an archive: key, content and sidecar, from its beginning on, each to be read before the next."""
+class _RegularMember(tarfile.TarInfo):
+    """A member of a tar. Any but a regular one is refused by its first block, before `tarfile` reads more of it."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            info = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if len(buf) == tarfile.BLOCKSIZE and not any(buf):
+                raise  # the end
+            raise tarfile.ReadError("it ends early, or has what is no member") from error
+        if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or info.size < 0:
+            raise tarfile.ReadError(f"{info.name!r} is no regular member")
+        return info
+
+
+def _members(path: Path, file: BinaryIO) -> Iterator[tuple[str, int, IO[bytes], bytes]]:
+    """The objects of an archive: key, bytes, content and sidecar, from its beginning on, to be read in this order."""
     file.seek(0)
     decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
-    with decompressor.stream_reader(file, closefd=False) as stream:
-        tar = _TarReader(path, stream)
-        for key, sidecar in _read_manifest(path, tar).items():
-            yield key, tar.next(f"{key}.kvo"), sidecar
-        tar.require_end()
+    with (
+        decompressor.stream_reader(file, closefd=False) as stream,
+        tarfile.open(fileobj=stream, mode="r|", tarinfo=_RegularMember) as tar,
+    ):
+        size, content = _next_member(path, tar, MANIFEST)
+        if size > _MAX_MANIFEST_BYTES:
+            raise _archive_error(path, f"its manifest has {size:,d} bytes")
+        for key, sidecar in _read_manifest(path, content.read()).items():
+            yield key, *_next_member(path, tar, f"{key}.kvo"), sidecar
+        assert tar.fileobj is not None
+        if (
+            tar.next() is not None
+            or len(rest := tar.fileobj.read(tarfile.RECORDSIZE + 1)) > tarfile.RECORDSIZE
+            or any(rest)
+        ):
+            raise _archive_error(path, "it holds more than it says")
+
+
+def _next_member(path: Path, tar: tarfile.TarFile, name: str) -> tuple[int, IO[bytes]]:
+    """The bytes and the content of the next member, which must have this name."""
+    info = tar.next()
+    content = None if info is None or info.name != name else tar.extractfile(info)
+    if info is None or content is None:
+        raise _archive_error(path, f"{name} is not where it should be")
+    return info.size, content
 
 
 @contextmanager
@@ -172,8 +207,8 @@ def _reads_archive(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except zstandard.ZstdError as error:
-        raise _archive_error(path, "not an archive, or truncated") from error
+    except (zstandard.ZstdError, tarfile.TarError) as error:
+        raise _archive_error(path, f"not an archive, or truncated: {error}") from error
     except ForeignObjectError:
         raise
     except ObjectError as error:
@@ -203,79 +238,10 @@ def _remove(store: Store, keys: Sequence[str]) -> None:
             eviction.remove_all(store.root, entries)
 
 
-class _Member:
-    """The content of one member of a tar; never more than its header states is read."""
-
-    def __init__(self, path: Path, name: str, size: int, stream: Readable) -> None:
-        self.name, self.size, self._path, self._stream, self._left = name, size, path, stream, size
-
-    def read(self, count: int, /) -> bytes:
-        """The next `count` bytes, fewer at its end."""
-        data = _read_exactly(self._path, self._stream, min(count, self._left))
-        self._left -= len(data)
-        return data
-
-    def skip(self) -> None:
-        """Read to its end, and to that of its last block."""
-        while self._left:
-            self.read(_PIECE)
-        _read_exactly(self._path, self._stream, -self.size % tarfile.BLOCKSIZE)
-
-
-class _TarReader:
-    """Reads a tar of regular members from its beginning to its end.
-
-    `tarfile` reads extended headers of any size to memory, and expands sparse members: here a member is a block that
-    says so, its bytes, and nothing else. Links, devices, pipes, sparse members and extended headers are refused.
-    """
-
-    def __init__(self, path: Path, stream: Readable) -> None:
-        self._path, self._stream = path, stream
-        self._member: _Member | None = None
-
-    def next(self, name: str) -> _Member:
-        """The next member, which must have this name."""
-        block = self._next_block()
-        try:
-            info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-        except tarfile.HeaderError as error:
-            raise _archive_error(self._path, f"{name} is not where it should be") from error
-        if info.name != name or info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or info.size < 0:
-            raise _archive_error(self._path, f"{name} is not where it should be, as a regular member")
-        self._member = _Member(self._path, name, info.size, self._stream)
-        return self._member
-
-    def require_end(self) -> None:
-        """Check that no member follows, but zeros to the end of the tar's last record."""
-        rest, most = self._next_block(), tarfile.RECORDSIZE + tarfile.BLOCKSIZE
-        while len(rest) <= most and (more := self._stream.read(tarfile.RECORDSIZE)):
-            rest += more
-        if len(rest) > most or any(rest):
-            raise _archive_error(self._path, "it holds more than it says")
-
-    def _next_block(self) -> bytes:
-        if self._member is not None:
-            self._member.skip()
-        return _read_exactly(self._path, self._stream, tarfile.BLOCKSIZE)
-
-
-def _read_exactly(path: Path, stream: Readable, count: int) -> bytes:
-    parts = []
-    while count and (part := stream.read(count)):
-        parts.append(part)
-        count -= len(part)
-    if count:
-        raise _archive_error(path, "not an archive, or truncated")
-    return b"".join(parts)
-
-
-def _read_manifest(path: Path, tar: _TarReader) -> dict[str, bytes]:
+def _read_manifest(path: Path, data: bytes) -> dict[str, bytes]:
     """The keys of the objects that follow, each once, with their sidecars."""
-    member = tar.next(MANIFEST)
-    if member.size > _MAX_MANIFEST_BYTES:
-        raise _archive_error(path, f"its manifest has {member.size:,d} bytes")
     try:
-        manifest = json.loads(member.read(member.size))
+        manifest = json.loads(data)
         version, keys, signatures = manifest["version"], manifest["keys"], manifest.get("signatures", {})
         is_archive = (
             manifest["format"] == ARCHIVE_FORMAT and isinstance(keys, list) and all(map(is_key, map(str, keys)))

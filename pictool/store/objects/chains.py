@@ -16,9 +16,9 @@ from pictool.errors import PicError, StoreError
 from pictool.store.entries import Entry
 from pictool.store.eviction import remove_all
 from pictool.store.objects.format import CompiledChunk, ObjectFile
-from pictool.store.side.usage import UsageCounts
 from pictool.store.store import Store
 from pictool.store.upkeep import take_out
+from pictool.store.usage import UsageCounts
 
 _STEP_NS = 1_000  # between two blocks of a chain; some file systems keep no finer times
 

@@ -1,11 +1,10 @@
-"""Damaged side files of a store and of the cache: databases, counts, pins, locks. All heal; leases are named."""
+"""Damaged files beside the objects, and of the cache: databases, pins, locks. None is in the way; leases are named."""
 
 from __future__ import annotations
 
 import json
 import random
 import sqlite3
-import struct
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +17,7 @@ from hostile.scene import Scene, inside
 from hostile.surfaces.base import Surface, put_something_else
 from hostile.surfaces.objects import check_json, healing
 from hostile.values import dumps, mutate_bytes, mutate_tree, text, value
+from pictool.store.database import DATABASE
 from pictool.store.directory import MARK
 from pictool.store.leases import LeasedObject, Leases
 
@@ -41,12 +41,15 @@ SQL = (
     "DROP TABLE {table}; CREATE TABLE {table} (key BLOB, count TEXT)",
     "PRAGMA encoding = 'UTF-16'",
 )
-TABLES = {  # of each database: its table, and that one's columns
-    "index": ("objects", "key", "inode", "bytes", "used", "meta", "text"),
-    "hits": ("hits", "key", "count"),
-    "sources": ("sources", "key", "source", "model"),
-    "compiled": ("compiled", "name", "objects", "used"),
-    "leases": ("leases", "id", "tenant", "created", "expires", "body"),
+TABLES = {  # of each database: its tables, and their columns
+    "store": (
+        ("objects", "key", "inode", "bytes", "used", "meta", "text"),
+        ("hits", "key", "count"),
+        ("counts", "name", "count"),
+        ("sources", "key", "source", "model"),
+        ("leases", "id", "tenant", "created", "expires", "body"),
+    ),
+    "compiled": (("compiled", "name", "objects", "used"),),
 }
 PROFILES = {"compute": [[62.0, 2.0, 1.0, 0.064], [510.0, 2.0, 1.0, 0.512], [510.0, 2.0, 0.125, 0.066]],
             "loads": [[2e6, 1.0, 2e6, 0.3, 0.1], [2e6, 2.0, 2e6, 0.4, 0.1]]}  # fmt: skip
@@ -54,7 +57,7 @@ PROFILES = {"compute": [[62.0, 2.0, 1.0, 0.064], [510.0, 2.0, 1.0, 0.512], [510.
 
 def hostile_rows(path: Path, draw: random.Random) -> str:
     """Values of other types in a table's rows."""
-    table, *columns = TABLES[path.stem]
+    table, *columns = draw.choice(TABLES[path.stem])
     column = draw.choice(columns[1:])
     new = draw.choice(
         (None, -1, 2**63 - 1, 0.5, float("inf"), b"\xff\xfe", "x", "{}", "[]", dumps(value(draw)), "é" * 9)
@@ -81,7 +84,7 @@ def hostile_meta(path: Path, draw: random.Random) -> str:
 
 
 def hostile_schema(path: Path, draw: random.Random) -> str:
-    table, script = TABLES[path.stem][0], draw.choice(SQL)
+    table, script = draw.choice(TABLES[path.stem])[0], draw.choice(SQL)
     with closing(sqlite3.connect(path)) as db:
         try:
             db.executescript(script.format(table=table))
@@ -157,7 +160,7 @@ class Databases(Surface):
                 hostile_bytes,
                 hostile_journal,
             ]
-            return draw.choice([*ways, *([hostile_meta] * 2 if path.name.startswith("index") else [])])(path, draw)
+            return draw.choice([*ways, *([hostile_meta] * 2 if path.name == DATABASE else [])])(path, draw)
         if path.suffix == ".json" and draw.random() < 0.7:
             tree = json.loads(path.read_bytes())
             what = mutate_tree(tree, draw) if draw.random() < 0.8 else ""
@@ -167,9 +170,6 @@ class Databases(Surface):
             other = path.with_name(draw.choice(("x", "é", "a" * 200, ".hidden", "0" * 64)))
             write(other, text(draw).encode("utf-8", "surrogatepass"))
             return f"pin {other.name[:20]!r}"
-        if path.parent.name == "stats" and draw.random() < 0.5:
-            write(path, struct.pack("<7Q", *[draw.choice((0, 2**64 - 1, 2**63))] * 7))
-            return "huge counts"
         return hostile_bytes(path, draw)
 
     def _step(self, draw: random.Random, path: Path, is_special: bool) -> Step:
@@ -204,8 +204,8 @@ class Databases(Surface):
             done = healing(scene, "none")
             return done if not is_special and path.name != MARK else Step(done.arguments, ("st", path.name), done.check)
         arguments, check = draw.choice(commands)
-        # Leases are lost if their file is made anew, and a mark may name a later version.
-        may_refuse = is_special or path.name.startswith("leases.") or path.name == MARK
+        # Nobody knows what damaged leases keep from being removed, and a mark may name a later version.
+        may_refuse = is_special or path.name == MARK or (path.name.startswith(DATABASE) and "gc" in arguments)
         return Step(arguments, ("st", path.name, str(path)), check, must_answer=not may_refuse)
 
     def _plan(self) -> tuple[object, ...]:

@@ -31,7 +31,7 @@ from pictool.runtime.model import Model
 from pictool.store.matches import Match, NamedObject, locate
 from pictool.store.objects.format import ObjectFile
 from pictool.store.recognition import ContentIndex, IndexThread
-from pictool.store.side.search import MAX_EDGE
+from pictool.store.search import MAX_EDGE
 from pictool.store.store import Store
 
 _FIRST_READ_S = 0.1  # how long the first request that has documents recognised waits for the store to be read

@@ -1,4 +1,4 @@
-"""Which objects a folder of documents was compiled to: a side database, by which `pic sync` knows what is gone.
+"""Which objects a folder of documents was compiled to: a table by which `pic sync` knows what is gone.
 
 It also has the objects that `pic compile` made of files, which stay when a folder no longer has their text: such a row
 has no folder, and the file in place of a target.
@@ -9,26 +9,19 @@ It holds names of files, so it keeps nothing of a tenant's objects (salted ones)
 from __future__ import annotations
 
 import os
-import sqlite3
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pictool.errors import StoreError
 from pictool.escapes import encodable
-from pictool.store.directory import may_write
-from pictool.store.side.databases import Change, clear_place, has_schema, write
+from pictool.store.database import reading, writing
+from pictool.store.directory import ensure_store
 
-FOLDERS_FILE = "folders.sqlite3"
-_SCHEMA = (
-    "CREATE TABLE folders (folder TEXT, target TEXT, key TEXT, path TEXT NOT NULL, "
-    "PRIMARY KEY (folder, target, key)) WITHOUT ROWID"
-)
 _ADD = "INSERT OR REPLACE INTO folders VALUES (?, ?, ?, ?)"
 _SELECT = "SELECT folder, target, key, path FROM folders WHERE typeof(key) = 'text'"
 _NO_FOLDER = ""
-_WAIT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -55,17 +48,8 @@ def read_compiled(root: Path) -> list[tuple[str, str]]:
 
 
 def _read(root: Path) -> list[FolderObject]:
-    path = root / FOLDERS_FILE
-    try:
-        if not path.exists():
-            return []
-        clear_place(path, may_write(root))
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_WAIT_S)) as db:
-            if not has_schema(db, _SCHEMA):
-                raise StoreError(f"{path}: is no database of folders; delete it, and run pic sync again")
-            return [FolderObject(*map(_name, row)) for row in db.execute(_SELECT)]
-    except (OSError, sqlite3.Error) as error:
-        raise StoreError(f"{path}: cannot be read ({error}); delete it, and run pic sync again") from error
+    with reading(root) as db:
+        return [FolderObject(*map(_name, row)) for row in db.execute(_SELECT)]
 
 
 def _stored(name: str) -> str | bytes:
@@ -79,33 +63,15 @@ def _name(value: object) -> str:
 
 def set_folder(root: Path, folder: str, target: str, key_to_path: Mapping[str, str]) -> None:
     """Keep what a folder's objects are now. Raises StoreError: it cannot be written."""
+    ensure_store(root)
     rows = [(_stored(folder), target, key, _stored(path)) for key, path in key_to_path.items()]
-
-    def change(db: sqlite3.Connection) -> None:
+    with writing(root) as db:
         db.execute("DELETE FROM folders WHERE folder = ? AND target = ?", (_stored(folder), target))
         db.executemany(_ADD, rows)
-
-    _change(root, change)
 
 
 def add_compiled(root: Path, key_to_file: Iterable[tuple[str, str]]) -> None:
     """Keep which objects `pic compile` made of which files. In a store that cannot be written nothing is kept."""
     rows = [(_NO_FOLDER, _stored(file), key, _stored(file)) for key, file in key_to_file]
-    if may_write(root):
-        with suppress(StoreError):
-            _change(root, lambda db: db.executemany(_ADD, rows))
-
-
-def forget_compiled(root: Path, keys: Callable[[], Collection[str]]) -> None:
-    """Drop what `pic compile` made whose key is not among `keys`, which is called after the others were read."""
-    with suppress(StoreError):  # `pic sync` says it
-        known = {key for key, _ in read_compiled(root)}
-        if known and (gone := [(_NO_FOLDER, key) for key in known - set(keys())]):
-            _change(root, lambda db: db.executemany("DELETE FROM folders WHERE folder = ? AND key = ?", gone))
-
-
-def _change(root: Path, change: Change) -> None:
-    try:
-        write(root / FOLDERS_FILE, _SCHEMA, change, _WAIT_S)
-    except (OSError, sqlite3.Error) as error:
-        raise StoreError(f"{root / FOLDERS_FILE}: cannot be written ({error}); free it, and sync again") from error
+    with suppress(StoreError), writing(root) as db:
+        db.executemany(_ADD, rows)

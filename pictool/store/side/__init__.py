@@ -1,1 +1,0 @@
-"""Databases beside the objects: the index, counts of use, sources, search."""
