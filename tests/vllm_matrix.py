@@ -207,10 +207,6 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
         "--tensor-parallel-size 2, a KV head on several ranks": Cell(RIGHT, _PROCESS),
         "--data-parallel-size 2": Cell(RIGHT, "process_test.py::test_two_engines_behind_two_servers"),
         "--api-server-count 2": Cell(RIGHT, "process_test.py::test_two_engines_behind_two_servers"),
-        "--api-server-count 2 with `pic serve`": Cell(
-            REFUSED, "setup_test.py::test_several_http_processes_of_pic_serve_are_refused",
-            "pictool's routes run in one process",
-        ),
         "--pipeline-parallel-size 2": Cell(REFUSED, _OPTION, "pipeline parallelism"),
         "--decode-context-parallel-size 2": Cell(
             REFUSED, "setup_test.py::test_configurations_that_are_refused", "context parallelism"

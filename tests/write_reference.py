@@ -230,12 +230,10 @@ def _json(value: Any) -> str:
 
 def metrics(_: str) -> str:
     """The table of what a server counts."""
-    from prometheus_client import CollectorRegistry
-
     from pictool.serve.metrics import Metrics
     from pictool.serve.work import BackendStatus
 
-    text = Metrics(lambda: BackendStatus(0, 0, ""), lambda: 0, CollectorRegistry()).text().decode()
+    text = Metrics(lambda: BackendStatus(0, 0, ""), lambda: 0).text().decode()
     rows = re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE)
     return table(["metric", "meaning"], ((f"`{name}`", meaning) for name, meaning in rows if "_created" not in name))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+import secrets
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 from pictool.cluster.loading import load_same_model
 from pictool.cluster.replica import TIERS, MountedBackend, ReplicaSpec
 from pictool.engines.vllm.client.offline import VllmEngine
-from pictool.engines.vllm.client.server import EngineOptions, start_engine
+from pictool.engines.vllm.client.process import EngineOptions, vllm_server
 from pictool.errors import ModelError
-from pictool.serve.backends.vllm.backend import VllmBackend
-from pictool.serve.backends.vllm.options import PluginOptions
+from pictool.serve.backends.upstream.backend import UpstreamBackend
+
+_CPU_KV_GIB = 4  # of a replica on CPUs, where nobody says it: vLLM would take most of the machine's memory
 
 
 @dataclass(frozen=True)
@@ -31,28 +33,21 @@ class VllmSpec(ReplicaSpec):
     async def start(self, name: str) -> MountedBackend:
         VllmEngine.require_installed()
         self._set_environment()
-        model, settings = load_same_model(self), self.settings
+        model, settings, key = load_same_model(self), self.settings, secrets.token_hex(32)
         if model.directory is None:
             raise ModelError(f"{model.name}: vLLM loads models from directories; save it first")
         options = EngineOptions(
-            str(model.directory), settings.name or model.name, model.dtype, self._fields(name), self.options
+            str(model.directory), settings.name or model.name, model.dtype,
+            self._fields(name) | {"fingerprint": model.fingerprint}, self.options,
         )  # fmt: skip
         tier = self.open_tier(name)  # before vLLM makes it
-        bounds = PluginOptions(queue=settings.max_waiting, active=settings.max_active, separator=settings.separator)
-        backend = _ReplicaBackend(bounds, settings.num_tenants)
-        backend.serving = await start_engine(options)
-        try:
-            if backend.serving.target != model.target:
-                raise ModelError(f"{model.name}: vLLM has loaded another model, or computes in another dtype")
-            await backend.start(backend.serving, recognises=False)
-        except BaseException:
-            backend.close()
-            raise
-
-        async def measure() -> float:
-            return await asyncio.to_thread(backend.measure, settings.policy, Path(self.root))
-
-        return MountedBackend(backend, tier, measure)
+        with ExitStack() as resources:
+            own = resources.enter_context(vllm_server(options, key))  # in this thread, whose end vLLM's process notices
+            backend = _ReplicaBackend(model, tier, settings, [own.url], key, own.lives)
+            resources.callback(backend.end)
+            await backend.start(None)
+            backend.resources = resources.pop_all()
+        return MountedBackend(backend, tier, lambda: backend.measure(Path(self.root)))
 
     def _fields(self, name: str) -> dict[str, Any]:
         """Of `kv_connector_extra_config`: the connector's store is the replica's local tier."""
@@ -70,11 +65,21 @@ class VllmSpec(ReplicaSpec):
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(_CPU_KV_GIB))
 
 
-class _ReplicaBackend(VllmBackend):
-    """The backend of a replica, whose engine is its own."""
+class _ReplicaBackend(UpstreamBackend):
+    """The backend of a replica, whose server is its own."""
+
+    resources: ExitStack
+
+    async def lives(self) -> bool:
+        """Whether its server answers; one whose engine died still runs for a moment."""
+        return await super().lives() and await self.is_ready()
+
+    def end(self) -> None:
+        """End its threads."""
+        super().close()
 
     def close(self) -> None:
-        super().close()
-        self.serving.close()
+        self.resources.close()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 import socket
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from importlib.util import find_spec
@@ -35,6 +37,7 @@ from pictool.commands.settings.options import (
 from pictool.commands.settings.resources import open_model, open_store
 from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError
+from pictool.urls import without_credentials
 
 if TYPE_CHECKING:
     from pictool.estimate.request_log import RequestLog
@@ -59,6 +62,7 @@ _ALONE = (
 _TORCH_ONLY = ("max_tokens", "codec", "pool", "keep_prefixes")
 DEFAULT = "legolink-16"  # the policy of requests, where nobody says one
 _ACTIVE = 8  # requests that take turns; vLLM batches as many as it is set to
+_UPSTREAM_KEY = "PIC_UPSTREAM_KEY"  # the variable with what requests to --upstream carry as their bearer
 _BATCHED = 64  # requests that a replica with vLLM has at once, where nobody says it
 
 
@@ -67,6 +71,10 @@ class ServeOptions:
     """What a command line says of a server."""
 
     engine: EngineOption = None
+    upstream: Annotated[
+        list[str],
+        option("--upstream", "URL", "Front this vllm serve with PicConnector, and run no model here; repeatable."),
+    ] = field(default_factory=list)
     host: Annotated[str, option("--host", "ADDRESS", "Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, option("--port", "N", "Port; 0 takes a free one, which stderr names.", min=0, max=65535)] = (
         8000
@@ -165,6 +173,7 @@ def run_serve(
       pic serve
       pic serve -m MODEL --store /data/pic --keys keys --host 0.0.0.0
       pic serve -m MODEL --engine vllm -- --tensor-parallel-size 2
+      pic serve -m MODEL --upstream http://gpu1:8000 --upstream http://gpu2:8000
       pic serve -m MODEL --ray --replicas 4 --remote s3://bucket/pic
       pic serve -m MODEL --ray --replicas 4 --remote s3://bucket/pic --engine vllm
     """
@@ -175,11 +184,9 @@ def run_serve(
     fleet.check({name: getattr(options, field) != getattr(ServeOptions(), field) for name, field in _ALONE}, settings)
     is_vllm = engine_name(options.engine, settings.model) == "vllm"
     check_choices(options, settings)
+    check_upstream(options, fleet)
     if fleet.ray is None:
         find_engine(options.engine, model=settings.model)  # replicas have theirs on their machines
-        if is_vllm:
-            run_in_vllm(options, settings, more or [])
-            return
     serve_here(options, fleet, settings, read_vllm_options(options, is_vllm, more or []))
 
 
@@ -250,7 +257,7 @@ def opened_backend(
     num_tenants: int,
 ) -> AbstractContextManager[Backend]:  # fmt: skip
     """What answers: the model in this process, or replicas of it, with vLLM or without."""
-    from pictool.serve.start import start_backend
+    from pictool.serve.start import start_backend, start_upstream
 
     backend_settings, model = make_backend_settings(options, settings), open_model(settings)
     limit, refuses = None if options.check == "off" else options.check_limit, options.check == "refuse"
@@ -260,53 +267,61 @@ def opened_backend(
         active = options.active or vllm.active or _BATCHED
         backend_settings = replace(backend_settings, codec=CODEC, max_active=active, num_tenants=num_tenants)
         require_directory(model)
+    if options.upstream:
+        active = options.active or _BATCHED * len(options.upstream)
+        backend_settings = replace(backend_settings, max_active=active, num_tenants=num_tenants)
+        key = os.environ.get(_UPSTREAM_KEY)
+        return closing(start_upstream(model, store, backend_settings, options.upstream, limit, refuses, key))
     if fleet.ray is not None:
         return opened_fleet(fleet, model, backend_settings, settings, limit, refuses, vllm)
+    if vllm is not None:
+        return fronted_vllm(options, settings, model, store, backend_settings, vllm.given)
     return start_backend(model, store, backend_settings, limit, refuses, note)
 
 
-def run_in_vllm(options: ServeOptions, settings: Settings, more: Sequence[str]) -> None:
-    """Serve from inside vLLM's own server."""
-    from pictool.engines.vllm.client.server import EngineOptions, ServerOptions, require_plugins, serve
-    from pictool.serve.backends.vllm import plugin as vllm_plugin
+@contextmanager
+def fronted_vllm(
+    options: ServeOptions, settings: Settings, model: Model, store: Store, backend_settings: BackendSettings,
+    more: Sequence[str],
+) -> Iterator[Backend]:  # fmt: skip
+    """A `vllm serve` of this process's own, and the router's backend for it."""
+    from pictool.engines.vllm.client.process import EngineOptions, vllm_server
+    from pictool.serve.start import start_upstream
 
-    require_plugins()
-    refuse_torch_only(options)
-    if options.request_log is not None:
-        raise UsageError(
-            "--request-log: cannot be used with --engine vllm, whose handlers answer; log before it, or use --ray"
-        )
-    if settings.salt:
-        raise UsageError("--salt: cannot be used with --engine vllm; set the tenants' salts in the file of --keys")
-    read_tenants(options, settings)  # what is wrong with them is said before vLLM starts
-    keys = None if options.keys is None else str(Path(options.keys).resolve())
-    model, store = open_model(settings), open_store(settings)
-    require_directory(model)
+    if settings.remote and without_credentials(settings.remote) != settings.remote:
+        raise UsageError("--remote: --engine vllm shows its command line; give the credentials by the environment")
+    limit, refuses = None if options.check == "off" else options.check_limit, options.check == "refuse"
     extra = {
         "store": str(store.root.resolve()), "policy": policy_text(options, settings),
-        "policies": list(options.allow) or None,
-        "min_tokens": options.min_tokens, "max_bytes": settings.max_size, "memory_bytes": settings.memory,
+        "policies": list(options.allow) or None, "max_bytes": settings.max_size, "memory_bytes": settings.memory,
         "remote": settings.remote or None, "fingerprint": model.fingerprint,
         **({} if store.trust is None else store.trust.fields),
-        "serve": {
-            "keys": keys, "ttl": options.ttl, "check": options.check, "check_limit": options.check_limit,
-            "queue": options.queue, "active": options.active, "learn": learned_bytes(options),
-            "leases": leased_bytes(options), "separator": settings.separator,
-        },
     }  # fmt: skip
-    name = options.name or model.name
-    vllm_plugin.on_ready = lambda url, policy: note(f"serving {name} in vLLM on {url}/v1 ({policy}); Ctrl-C ends it")
-    engine = EngineOptions(str(model.directory), name, model.dtype, extra, more)
-    serve(ServerOptions(engine, options.host, options.port))
+    engine, key = EngineOptions(str(model.directory), model.name, model.dtype, extra, more), secrets.token_hex(32)
+    with (
+        vllm_server(engine, key) as own,
+        closing(start_upstream(model, store, backend_settings, [own.url], limit, refuses, key, own.lives)) as backend,
+    ):
+        yield backend
 
 
-def refuse_torch_only(options: ServeOptions) -> None:
+def check_upstream(options: ServeOptions, fleet: FleetOptions) -> None:
+    """Refuse what a router of other servers has not, and what are no URLs. Raises UsageError."""
+    if not options.upstream:
+        return
+    if options.engine is not None or fleet.ray is not None:
+        raise UsageError(f"{'--ray' if options.engine is None else '--engine'}: cannot be used with --upstream")
+    refuse_torch_only(options, "--upstream", ("codec", "pool", "keep_prefixes"))
+    for url in options.upstream:
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(f"--upstream {url}: must be a URL, as http://localhost:8000")
+
+
+def refuse_torch_only(options: ServeOptions, what: str = "--engine vllm", names: Sequence[str] = _TORCH_ONLY) -> None:
     """Raise UsageError for an option that vLLM has not."""
-    for name in _TORCH_ONLY:
+    for name in names:
         if getattr(options, name) != getattr(ServeOptions(), name):
-            raise UsageError(
-                f"--{name.replace('_', '-')}: cannot be used with --engine vllm, which has its own options"
-            )
+            raise UsageError(f"--{name.replace('_', '-')}: cannot be used with {what}, which has its own options")
 
 
 def require_directory(model: Model) -> None:

@@ -253,7 +253,7 @@ def health_routes(service: Service) -> APIRouter:
     @router.get("/health", response_model=None)
     @router.head("/health", response_model=None, include_in_schema=False)
     async def health(request: Request) -> JSONResponse:
-        lives = await service.backend.lives()
+        lives = await service.backend.is_ready()
         found = health_of(service) | ({} if lives else {"status": "dead"})
         if service.is_operators(request):
             found["last_requests"] = list(service.last_requests)

@@ -30,19 +30,11 @@ class Metrics:
     """The metrics of one server. `status` and `num_leases` are called when they are read.
 
     No metric of this process has a series `_created`, whose type would be that of a gauge.
-
-    Args:
-        registry: where they are kept; None: one of their own.
     """
 
-    def __init__(
-        self,
-        status: Callable[[], BackendStatus],
-        num_leases: Callable[[], int],
-        registry: CollectorRegistry | None = None,
-    ) -> None:
+    def __init__(self, status: Callable[[], BackendStatus], num_leases: Callable[[], int]) -> None:
         disable_created_metrics()
-        self._registry = registry or CollectorRegistry()
+        self._registry = CollectorRegistry()
         self._status = status
         kept: dict[str, Any] = {"registry": self._registry}
         times = kept | {"buckets": _SECONDS}
@@ -79,14 +71,10 @@ class Metrics:
     def count_generated(self, num_tokens: int) -> None:
         self._tokens.labels("generated").inc(num_tokens)
 
-    def show_divergence(self) -> None:
-        """Take the figure of the start-up check over."""
-        for policy, kl in self._status().divergence.items():
-            self._kl.labels(policy).set(kl)
-
     def text(self) -> bytes:
         """All of them, as Prometheus reads them."""
-        self.show_divergence()
+        for policy, kl in self._status().divergence.items():
+            self._kl.labels(policy).set(kl)
         text: bytes = generate_latest(self._registry)
         return text
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import Request
-from prometheus_client import CollectorRegistry
 
 from pictool.errors import InputError, NoRoomError, StoreError
 from pictool.estimate.request_log import RequestLog
@@ -96,7 +95,7 @@ class Service:
 
     def __init__(
         self, backend: Backend, root: Path, keys: Keys, settings: ServiceSettings = ServiceSettings(),
-        clock: Callable[[], float] = time.time, registry: CollectorRegistry | None = None,
+        clock: Callable[[], float] = time.time,
         request_log: RequestLog | None = None, tracer_provider: TracerProvider | None = None,
     ) -> None:  # fmt: skip
         self.backend, self.keys, self.settings, self.clock = backend, keys, settings, clock
@@ -108,7 +107,7 @@ class Service:
         self._trials = AdmissionControl(_MAX_TRIALS, most=1)
         self.last_requests = deque[dict[str, str]](maxlen=_SHOWN)  # the newest first
         leased_keys(root)  # a damaged file, or a directory that is no store, is told at the start, not to every client
-        self.metrics = Metrics(backend.status, self.leases.count, registry)
+        self.metrics = Metrics(backend.status, self.leases.count)
 
     def tenant(self, request: Request) -> Tenant:
         """Whose a request is, by its bearer key (or x-api-key, x-goog-api-key, ?key=, as other clients send it).

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pictool.errors import InputError
@@ -14,6 +15,7 @@ from pictool.serve.check import check_linking
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
+    from pictool.serve.backends.upstream.backend import UpstreamBackend
     from pictool.store.store import Store
 
 
@@ -50,6 +52,27 @@ def start_backend(
                 raise InputError(f"{problem}; try another --algo, or a larger --check-limit")
             backend.policy, backend.problem = make_policy(BASELINE), problem
             warn(f"{problem}; requests that name no policy are answered exactly")
+    except BaseException:
+        backend.close()
+        raise
+    return backend
+
+
+def start_upstream(
+    model: Model, store: Store, settings: BackendSettings, urls: Sequence[str], limit: float | None,
+    refuses: bool = False, key: str | None = None, lives: Callable[[], bool] = lambda: True,
+) -> UpstreamBackend:  # fmt: skip
+    """The same on servers elsewhere. See `UpstreamBackend` for the other arguments, and `start` for what it raises."""
+    from pictool.serve.backends.upstream.backend import UpstreamBackend
+
+    backend = UpstreamBackend(model, store, settings, urls, key, lives)
+
+    async def start() -> None:
+        await backend.start(limit, refuses)
+        await backend.disconnect()
+
+    try:
+        asyncio.run(start())
     except BaseException:
         backend.close()
         raise

@@ -468,8 +468,12 @@ class Backend(ABC):
         """How it is now."""
 
     async def lives(self) -> bool:
-        """Whether its engine can answer; what it was asked before is lost if not."""
+        """Whether its engine can answer; what it was asked before is lost if not, and its server ends."""
         return True
+
+    async def is_ready(self) -> bool:
+        """Whether a request would be answered now."""
+        return await self.lives()
 
     def close(self) -> None:  # noqa: B027 (a backend may hold nothing)
         """End what runs."""

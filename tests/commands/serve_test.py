@@ -88,6 +88,11 @@ def test_keys_and_their_tenants() -> None:
         (["--ray"], 2, "needs --remote"),
         (["--ray", "--remote", "r", "--learn", "1G"], 2, "--learn: cannot be used with --ray"),
         (["--ray", "--remote", "r", "--min-tokens", "4"], 2, "--min-tokens: cannot be used with --ray"),
+        (["--upstream", "localhost:8000"], 2, "--upstream localhost:8000"),
+        (["--upstream", "http://127.0.0.1:9", "--engine", "torch"], 2, "--engine: cannot be used with --upstream"),
+        (["--upstream", "http://127.0.0.1:9", "--ray", "--remote", "r"], 2, "--ray: cannot be used with --upstream"),
+        (["--upstream", "http://127.0.0.1:9", "--pool", "1G"], 2, "--pool: cannot be used with --upstream"),
+        (["--upstream", "http://127.0.0.1:9"], 1, "--upstream http://127.0.0.1:9"),
         (["--ray", "--remote", "r", "--pool", "1G"], 2, "--pool: cannot be used with --ray"),
         (["--ray", "--remote", "r", "--", "--enforce-eager"], 2, "--enforce-eager: options of vLLM"),
         (

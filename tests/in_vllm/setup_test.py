@@ -8,7 +8,6 @@ import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +17,9 @@ import vllm_rig as rig
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
-from pictool.engines.vllm.client.serving import Serving
 from pictool.engines.vllm.client.setup import make_setup
+from pictool.engines.vllm.request import SECRET
 from pictool.errors import InputError, PicError
-from pictool.serve.backends.vllm.plugin import PicEndpoints
 
 IS_0_31 = vllm.__version__.startswith("0.31.")
 
@@ -107,19 +105,17 @@ def test_options_that_are_refused(world: rig.World, name: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_nothing_is_compiled_from_coded_kv(world: rig.World) -> None:
-    """It would not be what `pic compile` makes. The router compiles what requests repeat."""
-    extra = {"store": str(world.store.root), "compile": True}
+@pytest.mark.parametrize("secret", ["", "shared"])
+def test_nothing_is_compiled_from_coded_kv(world: rig.World, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would not be what `pic compile` makes. A router that shares the secret compiles."""
+    monkeypatch.setenv(SECRET, secret)
+    extra = {"store": str(world.store.root), "compile": not secret}
     config = config_of(world, {"kv_connector_extra_config": extra}, kv_cache_dtype="fp8")
-    client = SimpleNamespace(
-        vllm_config=config, model_config=SimpleNamespace(max_logprobs=-1, logprobs_mode="raw_logprobs")
-    )
     coded = r"--kv-cache-dtype fp8: .* would be computed from coded KV"
-    messages = [r"kv_cache_dtype fp8 is not supported" if IS_0_31 else coded, coded]
-    for refuse in (lambda: make_setup(config, _Caches(full_attention())), lambda: Serving(client, None)):  # type: ignore[arg-type]
-        with pytest.raises(InputError, match=messages.pop(0)) as error:
-            refuse()
-        assert "\n" not in str(error.value)
+    message = r"kv_cache_dtype fp8 is not supported" if IS_0_31 else coded
+    with pytest.raises(InputError, match=message) as error:
+        make_setup(config, _Caches(full_attention()))  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
 
 
 def test_a_cache_of_fp8_is_refused_by_an_older_version(world: rig.World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,14 +173,6 @@ def test_connectors_beside_it_are_refused(world: rig.World, beside: str) -> None
                                "kv_connector_extra_config": {"connectors": both}})  # fmt: skip
     with pytest.raises(InputError, match=r"MultiConnector .* is not supported") as error:
         KVConnectorFactory.create_connector(config, KVConnectorRole.SCHEDULER, _Caches(full_attention()))  # type: ignore[arg-type]
-    assert "\n" not in str(error.value)
-
-
-def test_several_http_processes_of_pic_serve_are_refused() -> None:
-    """Its leases, files and queue are one process's."""
-    args = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector="PicConnector"), api_server_count=2)
-    with pytest.raises(InputError, match="--api-server-count: pictool's routes run in one process") as error:
-        PicEndpoints().attach_router(SimpleNamespace(state=SimpleNamespace(args=args)))  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
 
 

@@ -21,7 +21,7 @@ from pictool.errors import StoreError
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model
 from pictool.serve.backends.torch.backend import BackendSettings
-from pictool.serve.prompts.learning import Repeats, paragraphs, texts_of_body
+from pictool.serve.prompts.learning import Repeats, paragraphs
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.store import Store
 from serve.live import DOCS, TEMPLATE, Live, serving, text_of, tiny_model, until
@@ -196,11 +196,3 @@ def test_a_disk_that_is_full_is_counted_and_nothing_is_tried_for_a_while(
         status = live.backend.status()
         assert (len(tried), status.learned_bytes, status.learning_failures) == (1, 0, 1)
         assert "pic_learning_failures_total 1.0" in live.client.get("/metrics").text
-
-
-def test_texts_of_a_body_are_those_that_it_has() -> None:
-    content = [{"type": "text", "text": "b"}, {"type": "image_url"}, {"type": "text", "text": 5}, 7]
-    messages = [{"content": "a"}, {"content": content}, {"content": None}, "x"]
-    assert texts_of_body({"messages": messages}) == ["a", "b"]
-    assert texts_of_body({"prompt": "p"}) == ["p"] and texts_of_body({"prompt": ["p", [1, 2], "q"]}) == ["p", "q"]
-    assert texts_of_body({"messages": 5, "prompt": None}) == []

@@ -31,7 +31,13 @@ _VARIABLES = {
     "separator": "PIC_SEPARATOR",
 }  # fmt: skip
 _MAY_BE_EMPTY = ("separator",)  # an empty variable is unset, but for these
-_OTHER_VARIABLES = ("PIC_TRUST", "PIC_GPU_LAYERS", "PIC_ROUTER_SECRET", "PIC_ENGINE_ENDS_WITH_PARENT")
+_OTHER_VARIABLES = (
+    "PIC_TRUST",
+    "PIC_GPU_LAYERS",
+    "PIC_ROUTER_SECRET",
+    "PIC_UPSTREAM_KEY",
+    "PIC_ENGINE_ENDS_WITH_PARENT",
+)
 _TRUST = "PIC_TRUST"  # directories whose files are obeyed, whoever's they are
 # Settings that say where texts and secrets go, and whose objects are used.
 _STEERING = ("server", "remote", "model", "store", "salt_file", "require_signed", "signing_key")

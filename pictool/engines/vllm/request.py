@@ -6,14 +6,21 @@
 {"pic": {"chunks": […], "fresh": true}}                                      not from vLLM's cache of an equal link
 {"pic": {"chunks": […], "recognise": true}}                                  both: stored chunks around the named ones
 {"pic": {"compile": {"text": "…", "sinks": 4}}}                              write the prompt's KV to the store
+{"pic": {"chunks": […], "salt": S, "report_as": NAME}}                       of a tenant; NAME is of its report
+{"pic": {"report": NAME}}                                                    its report, which no stream of vLLM has
 {"pic": false}                                                               nothing: an ordinary request
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pictool.errors import InputError, ObjectError, PicError
 from pictool.linker.grid import named_policy
@@ -25,7 +32,10 @@ FIELD = "pic"
 SALT_PREFIX = "pic:"  # of the connector's own salts
 MAX_OBJECTS = 1024  # that a request may name: each is opened to plan the request
 MAX_PROBLEM = 500  # characters
-_WAYS = ("chunks", "keys", "recognise", "compile")
+_WAYS = ("chunks", "keys", "recognise", "compile", "report")
+_MAX_NAME = 4096  # characters of a salt, and of a report's name
+_MORE = ("policy", "codec", "fresh", "salt", "report_as")
+SECRET = "PIC_ROUTER_SECRET"  # the variable of a router and of its vLLM: by it the router may compile
 
 
 class RequestError(InputError):
@@ -107,26 +117,54 @@ class LinkParams:
     codec: str | None = None  # None: any
     recognises: bool = False
     fresh: bool = False
+    salt: str | None = field(default=None, repr=False)
+    report_as: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)
 class CompileParams:
     """A request to compile the prompt: `sinks` dummy tokens, the tokens of `text`, and one token of padding.
 
-    `secret` is that of the server's own router, which may write objects where clients may not. With `later`, all other
-    work of the engine comes first.
+    `proof` is that of the server's own router (`compile_proof`), which may write objects where clients may not. With
+    `later`, all other work of the engine comes first.
     """
 
     policy: Policy
     text: str
     sinks: int
-    secret: str = field(default="", repr=False)
+    proof: str = field(default="", repr=False)
     later: bool = False
+    salt: str | None = field(default=None, repr=False)
+    report_as: str = field(default="", repr=False)
 
 
-def parse_request(
-    params: object, policy: Policy, recognise: bool, codec: str | None = None
-) -> LinkParams | CompileParams | None:
+@dataclass(frozen=True)
+class ReportParams:
+    """A request for the report of another one, by the name that it was given. vLLM's streams have none."""
+
+    name: str = field(repr=False)
+
+
+Params = LinkParams | CompileParams | ReportParams
+
+
+def compile_proof(text: str, sinks: int, salt: str) -> str:
+    """What a router's request to compile carries: an HMAC under the secret that the router shares with its vLLM.
+
+    It is of this text and salt alone: whoever reads it on its way can have nothing else compiled. Empty: no secret.
+    """
+    secret = os.environ.get(SECRET, "")
+    signed = json.dumps([text, sinks, salt]).encode()
+    return hmac.new(secret.encode(errors="replace"), signed, hashlib.sha256).hexdigest() if secret else ""
+
+
+def is_proof(proof: str, text: str, sinks: int, salt: str) -> bool:
+    """Whether a request to compile is of a router that shares the secret of this process."""
+    own = compile_proof(text, sinks, salt)
+    return bool(own) and hmac.compare_digest(proof.encode(errors="replace"), own.encode())
+
+
+def parse_request(params: object, policy: Policy, recognise: bool, codec: str | None = None) -> Params | None:
     """Parse a request's `kv_transfer_params`; None for an ordinary request.
 
     Args:
@@ -145,21 +183,35 @@ def parse_request(
         return None
     if not isinstance(fields, Mapping):
         raise RequestError(f"kv_transfer_params: {FIELD} must be an object with chunks, keys or recognise, or false")
-    if unknown := sorted(set(fields) - {*_WAYS, "policy", "codec", "fresh"}):
+    if unknown := sorted(set(fields) - {*_WAYS, *_MORE}):
         raise RequestError(
-            f"kv_transfer_params: {FIELD} has no field {unknown[0]!r}; it has {', '.join(_WAYS)}, policy, codec, fresh"
+            f"kv_transfer_params: {FIELD} has no field {unknown[0]!r}; it has {', '.join((*_WAYS, *_MORE))}"
         )
-    fresh = fields.get("fresh", False)
-    if not isinstance(fresh, bool):
-        raise RequestError(f"kv_transfer_params: fresh={fresh!r} must be true or false")
-    parsed = _parse_fields(fields, policy, codec)
-    return replace(parsed, fresh=fresh) if isinstance(parsed, LinkParams) else parsed
+    parsed, more = _parse_fields(fields, policy, codec), _parse_more(fields)
+    if isinstance(parsed, CompileParams):
+        del more["fresh"]
+    return replace(parsed, **more) if isinstance(parsed, LinkParams | CompileParams) else parsed
 
 
-def _parse_fields(fields: Mapping[str, object], policy: Policy, codec: str | None) -> LinkParams | CompileParams | None:
+def _parse_more(fields: Mapping[str, object]) -> dict[str, Any]:
+    """What any link may have besides. Raises RequestError."""
+    more: dict[str, Any] = {
+        "fresh": fields.get("fresh", False),
+        "salt": fields.get("salt"),
+        "report_as": fields.get("report_as", ""),
+    }
+    if not isinstance(more["fresh"], bool):
+        raise RequestError(f"kv_transfer_params: fresh={more['fresh']!r} must be true or false")
+    for name in ("salt", "report_as"):
+        if not isinstance(more[name], str | None) or len(more[name] or "") > _MAX_NAME:
+            raise RequestError(f"kv_transfer_params: {name} must be a text of at most {_MAX_NAME} characters")
+    return more
+
+
+def _parse_fields(fields: Mapping[str, object], policy: Policy, codec: str | None) -> Params | None:
     """What the fields of `pic` ask for. Raises RequestError."""
     ways = [way for way in _WAYS if way in fields]
-    recognises = len(ways) == 2 and "recognise" in ways and "compile" not in ways  # beside named objects
+    recognises = len(ways) == 2 and "recognise" in ways and not {"compile", "report"} & set(ways)  # beside objects
     if len(ways) != 1 and not recognises:
         raise RequestError(f"kv_transfer_params: {FIELD} needs one of {', '.join(_WAYS)}, not {len(ways)}")
     policy = parse_policy(fields["policy"]) if "policy" in fields else policy
@@ -209,7 +261,11 @@ def _require_linking(policy: Policy) -> Policy:
     return policy
 
 
-def _parse_way(way: str, value: object, policy: Policy, codec: str | None) -> LinkParams | CompileParams | None:
+def _parse_way(way: str, value: object, policy: Policy, codec: str | None) -> Params | None:
+    if way == "report":
+        if not isinstance(value, str) or not 0 < len(value) <= _MAX_NAME:
+            raise RequestError("kv_transfer_params: report must be the name that a request gave its own (report_as)")
+        return ReportParams(value)
     if way == "recognise":
         if not isinstance(value, bool):
             raise RequestError(f"kv_transfer_params: recognise={value!r} must be true or false")
@@ -224,14 +280,14 @@ def _parse_way(way: str, value: object, policy: Policy, codec: str | None) -> Li
 
 
 def _parse_compile(value: object, policy: Policy) -> CompileParams:
-    if not isinstance(value, Mapping) or set(value) - {"secret", "later"} != {"text", "sinks"}:
+    if not isinstance(value, Mapping) or set(value) - {"proof", "later"} != {"text", "sinks"}:
         raise RequestError("kv_transfer_params: compile must be an object with text and sinks")
-    secret, later = value.get("secret", ""), value.get("later", False)
-    if not (isinstance(value["text"], str) and _is_count(value["sinks"]) and isinstance(secret, str)) or (
+    proof, later = value.get("proof", ""), value.get("later", False)
+    if not (isinstance(value["text"], str) and _is_count(value["sinks"]) and isinstance(proof, str)) or (
         not isinstance(later, bool)
     ):
         raise RequestError("kv_transfer_params: compile takes a text, and sinks of 0 or more")
-    return CompileParams(policy, value["text"], value["sinks"], secret, later)
+    return CompileParams(policy, value["text"], value["sinks"], proof, later)
 
 
 def _parse_object(way: str, value: object) -> ObjectRef:

@@ -7,7 +7,6 @@ The grammars of 0.31 (xgrammar 0.2.7) follow one schema of an `allOf` alone, in 
 
 from __future__ import annotations
 
-from copy import copy
 from typing import Any
 
 from pictool.errors import InputError
@@ -63,27 +62,6 @@ def kernel_block_size(block_size: int, backend: Any, spec: Any) -> int:
 
     specs = () if _is("0.31.") else ([spec],)
     return int(select_common_block_size(block_size, [backend], *specs))
-
-
-def replace_routes(routes: list[Any], first: int) -> None:
-    """Put the routes from `first` on in the place of those of the same path and method before them.
-
-    0.32 does so itself with what a plugin adds. In 0.31 its own routes would answer, which know no tenants.
-    """
-    if not _is("0.31."):
-        return
-    kept, added = routes[:first], routes[first:]
-    for route in added:
-        at = len(kept)
-        for i in reversed(range(len(kept))):
-            methods = getattr(kept[i], "methods", None) or set()
-            if methods & (route.methods or set()) and kept[i].path == route.path:
-                other = copy(kept[i])
-                other.methods = methods - route.methods
-                kept[i : i + 1] = [other] if other.methods else []
-                at = i
-        kept.insert(at, route)
-    routes[:] = kept
 
 
 def _is(version: str) -> bool:

@@ -15,9 +15,9 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -159,17 +159,3 @@ def texts_of(prompt: ChatPrompt | RawPrompt) -> list[str]:
     if isinstance(prompt, RawPrompt):
         return ["".join(piece.text for piece in prompt.pieces if isinstance(piece, PlainText))]
     return ["".join(piece.text for piece in turn.pieces if isinstance(piece, PlainText)) for turn in prompt.turns]
-
-
-def texts_of_body(body: Mapping[str, Any]) -> list[str]:
-    """The texts of a request that is not laid out here, in the form of OpenAI's API; none of another form."""
-    prompt, messages = body.get("prompt"), body.get("messages")
-    texts = [part for part in (prompt if isinstance(prompt, list) else [prompt]) if isinstance(part, str)]
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(content, str):
-            texts.append(content)
-        elif isinstance(content, list):
-            parts = [part.get("text") for part in content if isinstance(part, Mapping)]
-            texts.append("".join(text for text in parts if isinstance(text, str)))
-    return texts

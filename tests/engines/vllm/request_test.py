@@ -8,10 +8,15 @@ import pytest
 
 from pictool.engines.vllm.request import (
     MAX_OBJECTS,
+    SECRET,
+    CompileParams,
     LinkParams,
     Problem,
+    ReportParams,
     RequestError,
     UnusableObjectError,
+    compile_proof,
+    is_proof,
     parse_policy,
     parse_request,
 )
@@ -82,3 +87,42 @@ def test_the_objects_that_a_request_names_are_bounded() -> None:
         parse_request({"pic": {way: [entry] * MAX_OBJECTS}}, NAIVE, False)
         with pytest.raises(InputError, match=f"{way} must be a list of .* at most {MAX_OBJECTS}$"):
             parse_request({"pic": {way: [entry] * (MAX_OBJECTS + 1)}}, NAIVE, False)
+
+
+def test_names_and_salts_of_reports() -> None:
+    parsed = parse_request({"pic": {"keys": ["ab"], "salt": "@/", "report_as": "x"}}, NAIVE, False)
+    assert isinstance(parsed, LinkParams) and (parsed.salt, parsed.report_as) == ("@/", "x")
+    parsed = parse_request({"pic": {"compile": {"text": "a", "sinks": 0}, "report_as": "x"}}, NAIVE, False)
+    assert isinstance(parsed, CompileParams) and parsed.report_as == "x" and parsed.salt is None
+    assert parse_request({"pic": {"report": "x"}}, NAIVE, False) == ReportParams("x")
+    wrongs: tuple[dict[str, Any], ...] = (
+        {"report": ""}, {"report": 5}, {"report": "x", "keys": ["ab"]}, {"report": "x", "recognise": True},
+        {"keys": ["ab"], "salt": 5}, {"keys": ["ab"], "report_as": "x" * 5000},
+    )  # fmt: skip
+    for fields in wrongs:
+        with pytest.raises(RequestError):
+            parse_request({"pic": fields}, NAIVE, False)
+
+
+def test_a_proof_is_of_one_text_and_of_who_has_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SECRET, raising=False)
+    assert compile_proof("text", 0, "") == "" and not is_proof("", "text", 0, "")
+    monkeypatch.setenv(SECRET, "shared")
+    proof = compile_proof("text", 0, "salt")
+    assert is_proof(proof, "text", 0, "salt")
+    for other in (("texts", 0, "salt"), ("text", 1, "salt"), ("text", 0, "")):
+        assert not is_proof(proof, *other)
+    assert not is_proof("", "text", 0, "salt") and not is_proof("ö\ud800", "text", 0, "salt")
+    monkeypatch.setenv(SECRET, "another")
+    assert not is_proof(proof, "text", 0, "salt")
+
+
+def test_documents_are_recognised_beside_named_ones() -> None:
+    named = {"keys": ["ab"]}
+    parsed = parse_request({"pic": {**named, "recognise": True}}, NAIVE, False)
+    assert isinstance(parsed, LinkParams) and parsed.recognises and parsed.objects is not None
+    parsed = parse_request({"pic": {**named, "recognise": False}}, NAIVE, True)
+    assert isinstance(parsed, LinkParams) and not parsed.recognises
+    for fields in ({**named, "recognise": 1}, {**named, "chunks": []}, {"compile": {}, "recognise": True}):
+        with pytest.raises(RequestError):
+            parse_request({"pic": fields}, NAIVE, False)

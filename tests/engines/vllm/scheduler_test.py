@@ -121,6 +121,41 @@ def test_a_request_that_has_no_document_has_no_report() -> None:
     assert side.finish_request(request) is None and side.take_counts() is None
 
 
+def test_a_report_is_asked_for_once_by_the_name_that_its_request_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the request runs, and after it; the last ones only."""
+    monkeypatch.setattr(scheduler, "_NAMED", 2)
+    side = SchedulerSide(Broken(), parse_settings({"store": "x"}))  # type: ignore[arg-type]
+
+    def ask(request_id: str, **fields: object) -> dict[str, Any]:
+        request: Any = Asked({"pic": fields}, request_id)
+        side.add_request(request)
+        while side.num_matched_tokens(request, 0) is None:
+            pass
+        report = side.finish_request(request)
+        assert report is not None
+        return dict(report["pic"])
+
+    linked = [ask(name, keys=["ab"], report_as=name) for name in ("a", "b", "c")]
+    assert [ask("x", report=name)["state"] for name in ("a", "b", "c", "b")] == ["unknown", "exact", "exact", "unknown"]
+    assert linked[1]["problem"] and side.take_counts() is not None
+
+
+def test_a_tenants_salt_may_come_beside_the_one_of_vllm() -> None:
+    salts = list[object]()
+
+    class Notes(Planning):
+        def plan(self, parsed: LinkParams, tokens: object, salt: str, _: object) -> None:
+            salts.append(salt)
+
+    side = SchedulerSide(Notes(), parse_settings({"store": "x"}))  # type: ignore[arg-type]
+    for number, fields in enumerate(({}, {"salt": "a/b"}, {"salt": ""})):
+        request: Any = Asked({"pic": {"keys": ["ab"], **fields}}, str(number), cache_salt="vllm's")
+        side.add_request(request)
+        while side.num_matched_tokens(request, 0) is None:
+            pass
+    assert salts == ["vllm's", "a/b", ""]
+
+
 class Slow(Planning):
     """A planner that makes no plan until it is released, but for requests of few objects: in those it finds nothing."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pictool.core import Target
-from pictool.engines.vllm.request import parse_codec, parse_policy
+from pictool.engines.vllm.request import SECRET, parse_codec, parse_policy
 from pictool.engines.vllm.versions import INSTALL, has_compared_kv, require_version
 from pictool.errors import InputError
 from pictool.linker.policies.base import Policy
@@ -31,14 +32,14 @@ DEFAULTS: dict[str, Any] = {
     "start_s": 60.0, "plan_s": 5.0, "decline": False, "codec": None, "compile": False,
     "device": "cpu", "any_model": False, "policies": None, "show_problems": False,
     "step_bytes": 32 << 20, "step_rows": 0, "step_ms": 0, "memory_bytes": 0, "max_bytes": None, "remote": None,
-    "serve": None, "fingerprint": None, "require_signed": None, "signing_key": None,
+    "fingerprint": None, "require_signed": None, "signing_key": None,
 }  # fmt: skip
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "store": str, "recognise": bool, "min_tokens": int, "refresh_s": (int, float),
     "start_s": (int, float), "plan_s": (int, float), "decline": bool, "codec": (str, type(None)), "compile": bool,
     "device": str, "any_model": bool, "policies": (list, type(None)), "show_problems": bool,
     "step_bytes": int, "step_rows": int, "step_ms": (int, float), "memory_bytes": int, "max_bytes": (int, type(None)),
-    "remote": (str, type(None)), "serve": (dict, type(None)), "fingerprint": (str, type(None)),
+    "remote": (str, type(None)), "fingerprint": (str, type(None)),
     "require_signed": (str, type(None)), "signing_key": (str, type(None)),
 }  # fmt: skip
 
@@ -58,8 +59,8 @@ class ConnectorSettings:
         decline: compute a request that names no object, rather than link it, if links of its policy and about its size
             took longer than a prefill of as many tokens. What is linked then depends on measured times.
         codec: codec of recognised objects; by default any, a lossless one first.
-        compile: let requests write objects; anyone who may send requests can then fill the store. The router of
-            `pic serve` may in any case.
+        compile: let requests write objects; anyone who may send requests can then fill the store. A router that
+            shares PIC_ROUTER_SECRET may in any case.
         device: device of the policy's small model (`speccache`).
         any_model: let requests name the small model; else only that of `policy` is loaded.
         policies: policies that requests may choose beside `policy`; by default all.
@@ -77,7 +78,6 @@ class ConnectorSettings:
         require_signed: the list of signers (`default`: the user's) of which one must have signed an object; all others
             are absent. Objects that a worker compiles are then used only with a `signing_key`.
         signing_key: the private key (`default`: the user's) that signs what a worker compiles.
-        serve: the fields of the router inside vLLM's server (`pictool.serve.backends.vllm.plugin`).
     """
 
     store: str
@@ -100,7 +100,6 @@ class ConnectorSettings:
     memory_bytes: int
     max_bytes: int | None
     remote: str | None
-    serve: Mapping[str, Any] | None = None
     fingerprint: str | None = None
     require_signed: str | None = None
     signing_key: str | None = None
@@ -119,6 +118,10 @@ def parse_settings(extra_config: Mapping[str, Any]) -> ConnectorSettings:
     Raises:
         InputError: no store, an unknown field, or a value that does not fit.
     """
+    if "serve" in extra_config:
+        raise InputError(
+            "kv_connector_extra_config: serve: vLLM has no router of its own; pic serve --upstream fronts it"
+        )
     if unknown := sorted(set(extra_config) - set(DEFAULTS)):
         raise InputError(f"kv_connector_extra_config has no field {unknown[0]!r}; its fields are {', '.join(DEFAULTS)}")
     values = {**DEFAULTS, **extra_config}
@@ -190,8 +193,8 @@ def make_setup(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Setup:
         raise InputError(f"PicConnector: {'; '.join(problems)}")
     assert config.kv_transfer_config is not None
     setup = Setup(config, kv_cache_config, parse_settings(config.kv_transfer_config.kv_connector_extra_config))
-    if setup.settings.compile:
-        require_uncoded(config)
+    if setup.settings.compile or os.environ.get(SECRET):
+        _require_uncoded(config)
     require_in_vllm(setup.model.config, setup.model.name)
     if setup.model.geometry.others:
         _require_latents(setup.model.config, config.model_config.use_mla)
@@ -203,7 +206,7 @@ def make_setup(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Setup:
     return setup
 
 
-def require_uncoded(config: VllmConfig) -> None:
+def _require_uncoded(config: VllmConfig) -> None:
     """Refuse to compile over a KV cache that is coded: the objects would not be those of `pic compile`.
 
     Raises:
@@ -212,7 +215,7 @@ def require_uncoded(config: VllmConfig) -> None:
     if _is_fp8_on_cpu(config):
         raise InputError(
             f"--kv-cache-dtype {config.cache_config.cache_dtype}: what vLLM compiles would be computed from coded KV; "
-            "compile with pic compile, and link without the router and the connector's field compile"
+            "compile with pic compile, and link without the connector's field compile and PIC_ROUTER_SECRET"
         )
 
 

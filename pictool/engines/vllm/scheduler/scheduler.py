@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from pictool.core import RowMask
 from pictool.engines.vllm.client.setup import ConnectorSettings
 from pictool.engines.vllm.messages import Adapter, CompileJob, FailedJob, Job, JobResult, LinkJob
-from pictool.engines.vllm.plugin import is_router
 from pictool.engines.vllm.request import (
     FIELD,
     SALT_PREFIX,
@@ -29,6 +28,8 @@ from pictool.engines.vllm.request import (
     LinkParams,
     PlanningDeadline,
     Problem,
+    ReportParams,
+    is_proof,
     parse_request,
 )
 from pictool.engines.vllm.scheduler.costs import LinkCosts
@@ -45,6 +46,7 @@ PLAN_WAIT_S = 0.002  # how long a scheduling step waits for plans, those of requ
 _OF_THE_SCHEDULER = ("kv_transfer_params", "ec_transfer_params")  # fields that have whatever a client nested
 _MANY = 64  # objects that a request names: it is planned in threads of its own kind, and delays no other one
 _THREADS, _THREADS_FOR_MANY = 4, 1
+_NAMED = 4096  # reports that are kept for who asks for them by name
 _log = logging.getLogger("vllm.pictool")
 
 
@@ -149,6 +151,7 @@ class SchedulerSide:
         self._links: dict[str, _Link] = {}  # by request id
         self._compiles: dict[str, _Compile] = {}
         self._reports: dict[str, LinkReport] = {}  # of requests that are neither any more
+        self._named: dict[str, LinkReport] = {}  # by the name that a request gave its own
         self._jobs: list[Job] = []
         self._threads = ThreadPoolExecutor(_THREADS, "pic-plan")
         self._threads_for_many = ThreadPoolExecutor(_THREADS_FOR_MANY, "pic-plan-many")
@@ -157,7 +160,7 @@ class SchedulerSide:
 
     def add_request(self, request: Request) -> None:
         """Begin to plan a new request. A plan that is made at once has its salt before vLLM looks for its blocks."""
-        client_salt = request.cache_salt or ""
+        client_salt, parsed = request.cache_salt or "", None
         try:
             if client_salt:  # vLLM's KV events show it, and it finds a tenant's objects
                 _set_salt(request, self._salts.salt_of_client(client_salt))
@@ -169,14 +172,30 @@ class SchedulerSide:
             parsed = parse_request(params, settings.policy, settings.recognise, settings.codec)
             if parsed is None:
                 return
+            if isinstance(parsed, ReportParams):
+                unknown = LinkReport(label_of(settings.policy), state="unknown")
+                self._reports[request.request_id] = self._named.pop(parsed.name, unknown)
+                return
+            salt = client_salt if parsed.salt is None else parsed.salt
             if problem := _unlinkable(request):
                 self._refuse(request, parsed, problem)
             elif isinstance(parsed, CompileParams):
-                self._add_compile(request, parsed, client_salt)
+                self._add_compile(request, parsed, salt)
             else:
-                self._add_link(request, parsed, client_salt)
+                self._add_link(request, parsed, salt)
         except Exception as error:
             self._fall_back(request, error)
+        if isinstance(parsed, LinkParams | CompileParams) and parsed.report_as:
+            self._name_report(request.request_id, parsed.report_as)
+
+    def _name_report(self, request_id: str, name: str) -> None:
+        """Keep the report of a request for who asks for it by its name, the last `_NAMED` of them."""
+        active = self._links.get(request_id) or self._compiles.get(request_id)
+        report = self._reports.get(request_id) if active is None else active.report
+        if report is not None:
+            self._named[name] = report
+        if len(self._named) > _NAMED:
+            del self._named[next(iter(self._named))]
 
     def num_matched_tokens(self, request: Request, num_computed: int) -> int | None:
         """Tokens to load after the computed ones; None: not known yet, ask again. Never blocks the scheduler."""
@@ -364,7 +383,7 @@ class SchedulerSide:
         return LinkJob(name, planned.plan, planned.rows, computed, tuple(blocks), planned.first, adapter)
 
     def _add_compile(self, request: Request, parsed: CompileParams, salt: str) -> None:
-        if not self._settings.compile and not is_router(parsed.secret):
+        if not self._settings.compile and not is_proof(parsed.proof, parsed.text, parsed.sinks, salt):
             self._refuse(request, parsed, 'compile: this server takes no objects (kv_connector_extra_config "compile")')
             return
         checking = self._threads.submit(self._check_compile, request, parsed)

@@ -1,0 +1,1 @@
+"""Requests to other servers: any vLLM that runs PicConnector."""

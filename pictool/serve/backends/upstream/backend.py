@@ -1,0 +1,559 @@
+"""The backend that fronts servers elsewhere: prompts are laid out here, and linked by the connector in their vLLM.
+
+It has the model's tokenizer and configuration, and none of its weights. It shares the store with its servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from copy import copy, deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from pictool.compiler.chunking import make_chunk, make_chunks
+from pictool.compiler.compile import object_key
+from pictool.controller.measuring import token_bytes
+from pictool.core import Chunk, CompileOptions, PromptText, TokenIds
+from pictool.engines.vllm.request import FIELD, MAX_OBJECTS
+from pictool.errors import InputError, PicError
+from pictool.fidelity.divergence import check_prompts
+from pictool.fidelity.sample import read_sample
+from pictool.linker.grid import label_of
+from pictool.linker.policies import BASELINE, make_policy
+from pictool.linker.policies.base import Policy
+from pictool.linker.policies.fixup import without_table
+from pictool.linker.spec import Spec
+from pictool.runtime.model import Model
+from pictool.serve.admission import AdmissionControl, held
+from pictool.serve.backends.query import ServedQuery
+from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.upstream.engine import LIKELY, UpstreamEngine, coarse_kl, completion_params
+from pictool.serve.backends.upstream.replicas import Delta, Replicas, StreamEnd
+from pictool.serve.channel import Send, compiled_event, events_of
+from pictool.serve.errors import ApiError
+from pictool.serve.prompts.explained import explain
+from pictool.serve.prompts.layout import PromptLayout, lay_out, pieces_of
+from pictool.serve.prompts.learning import Learner, texts_of
+from pictool.serve.prompts.leased import has_object, leased_object, with_objects
+from pictool.serve.prompts.offered import offered_policy, require_offered
+from pictool.serve.prompts.retrieving import RetrievedDocument, StoredTexts
+from pictool.serve.tenants import Tenant
+from pictool.serve.work import (
+    AnswerRequest,
+    Backend,
+    BackendStatus,
+    ChatPrompt,
+    CompiledText,
+    DeltaEvent,
+    Event,
+    FinishEvent,
+    Linking,
+    MarkedText,
+    ObjectReference,
+    PromptPart,
+    RawPrompt,
+    Reuse,
+    StartEvent,
+    TailEvent,
+    TokenInfo,
+    VerificationEvent,
+    WrittenPiece,
+)
+from pictool.store.entries import Entry
+from pictool.store.eviction import remove_all
+from pictool.store.matches import Match
+from pictool.store.recognition import ContentIndex, IndexThread
+
+if TYPE_CHECKING:
+    from pictool.serve.schema import DocumentQuery
+    from pictool.store.store import Store
+
+T = TypeVar("T")
+_FULL = make_policy(BASELINE)
+_LINKED = ("linked", "cached")  # states of the connector's report
+_LINKING, _QUERYING = 16, 8  # requests of pic link, and span queries, that run at once
+_SHOWN = 12  # tokens of a part that a response shows
+_NO_REPORT = "its server has no report of it; name each engine of a server as an --upstream of its own"
+_log = logging.getLogger("pictool.serve")
+
+
+class UpstreamBackend(Backend):
+    """Answers by other servers.
+
+    Args:
+        model: as the servers have it; its weights are not loaded here.
+        store: where the servers write what they compile.
+        key: what requests to them carry as their bearer; None: nothing.
+        lives: whether the process of a server that is this router's own runs.
+
+    Raises:
+        ModelError: a model that the policy does not support.
+    """
+
+    def __init__(
+        self, model: Model, store: Store, settings: BackendSettings, urls: Sequence[str], key: str | None = None,
+        lives: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
+        model.require_policy(settings.policy)
+        if settings.separator is not None:
+            model.separator = settings.separator
+        self._base, self._store, self._settings = model, store, settings
+        self._replicas, self._lives = Replicas(urls, key), lives
+        self.created, self.policy = int(time.time()), settings.policy
+        self.response_template = getattr(model.tokenizer, "response_template", None)
+        self.divergence: dict[str, float] = {}
+        self.problem: str | None = None
+        self.admission = AdmissionControl(settings.max_waiting, settings.max_active, settings.num_tenants)
+        self._queries = AdmissionControl(settings.max_waiting, _QUERYING, settings.num_tenants)
+        self._threads = ThreadPoolExecutor(_LINKING, "pic-link")
+        self._query_threads = ThreadPoolExecutor(_QUERYING, "pic-query")
+        self._encoding = threading.Lock()
+        self._learning: asyncio.Task[None] | None = None
+        self._decoder = deepcopy(model.tokenizer)  # of the event loop alone
+        self._index = ContentIndex(store, model.target, settings.min_tokens, self._encoded, model.bos_id)
+        self._indexing = IndexThread(self._index, settings.refresh_s, lambda text: _log.warning("pic: %s", text))
+
+    async def start(self, limit: float | None, refuses: bool = False) -> None:
+        """Reach the servers, and link a few prompts on one: far from full recompute, and all answers are exact.
+
+        Args:
+            limit: KL(full ‖ linked) in nats that is not far; None: nothing is checked. refuses: a server that is far
+                from it ends the start.
+
+        Raises:
+            InputError: no server of this model, or one that `refuses`.
+        """
+        await self._replicas.start()
+        self.model = self._settings.name or self._replicas.model
+        self.context_length = min(self._replicas.context_length, self._base.max_positions)
+        self._base.name = self.model  # as clients know it, in what they are told
+        self._indexing.start()
+        await asyncio.to_thread(self._indexing.wait)
+        self._texts = StoredTexts(self._store, self._index, self._base, self.context_length)
+        longest = self.context_length - Spec(policy=self.policy).objects.sinks - 2
+        self._learner = Learner(self._settings.learned_bytes, self._index, self._settings.min_tokens, longest)
+        if limit is not None and self.policy.needs.objects:
+            await self._check(limit, refuses)
+
+    async def disconnect(self) -> None:
+        """Close the connections of the event loop that runs, which ends."""
+        await self._replicas.disconnect()
+
+    def status(self) -> BackendStatus:
+        waiting = self.admission.num_waiting + self._queries.num_waiting
+        return BackendStatus(
+            waiting, self.admission.num_active, label_of(self.policy), self.divergence, self.problem,
+            self._learner.num_bytes, self._learner.num_failed,
+        )  # fmt: skip
+
+    async def lives(self) -> bool:
+        return self._lives()
+
+    async def is_ready(self) -> bool:
+        return await self._replicas.live()
+
+    def close(self) -> None:
+        self._indexing.close()
+        for threads in (self._threads, self._query_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    # The backend's contract
+
+    async def answer(self, work: AnswerRequest) -> AsyncGenerator[Event, None]:
+        policy = self._policy_of(work.linking)
+        work.sampling.require_tokens(self._base.config.vocab_size)
+        async with self.admission.place(work.tenant.name, work.n):
+            prompt_layout = await self._prompt(work.tenant, work.prompt, work.linking, policy)
+            async with aclosing(self._events(work, prompt_layout, policy)) as events:
+                async for event in events:
+                    yield event
+        await self._learn(work)
+
+    async def _events(
+        self, work: AnswerRequest, prompt_layout: PromptLayout, policy: Policy
+    ) -> AsyncGenerator[Event, None]:
+        if work.answer_format.keeps_special:
+            yield TailEvent(prompt_layout.tail)
+        same = range(work.n) if work.sampling.temperature == 0 else None  # one answer, which is asked for once
+        is_plain = isinstance(work.prompt, ChatPrompt) and not self._base.tokenizer.chat_template  # a blank comes first
+        texts, tokens = defaultdict[int, str](str), defaultdict[int, list[int]](list)
+        num_new, ends = Counter[int](), list[FinishEvent]()
+        params = self._params(policy, prompt_layout)
+        stream = self._stream(work, prompt_layout, params, 1 if same else work.n)
+        async with aclosing(stream) as events:
+            async for event in events:
+                if isinstance(event, StreamEnd):
+                    reuse = self._reuse(work.linking, prompt_layout, policy, event)
+                    params = params if reuse.chunks else False
+                    yield StartEvent(reuse)
+                    continue
+                index = event.index
+                text = event.text if texts[index] or not is_plain else event.text.lstrip()
+                texts[index] += text
+                tokens[index] += event.tokens
+                num_new[index] += len(event.tokens)
+                infos = () if work.num_top is None else self._infos(event, work.num_top)
+                if text or infos:
+                    for each in same or (index,):
+                        yield DeltaEvent(each, text, infos, num_new[index])
+                    num_new[index] = 0
+                if event.finish_reason is not None:
+                    ends += [self._finish(each, event, tokens[index]) for each in same or (index,)]
+        for end in ends:
+            yield end
+        if work.linking.verifies:
+            yield VerificationEvent(await self._verify(work, prompt_layout, params, texts[0], tokens[0]))
+
+    def _stream(
+        self, work: AnswerRequest, prompt_layout: PromptLayout, params: object, n: int, num_top: int | None = None
+    ) -> AsyncGenerator[Delta | StreamEnd, None]:
+        limits = [self.context_length - len(prompt_layout.tokens), work.max_tokens, self._settings.max_tokens]
+        completion = completion_params(
+            self._base, work.sampling, min(limit for limit in limits if limit is not None), {FIELD: params},
+            work.num_top if num_top is None else num_top, work.answer_format, n,
+        )  # fmt: skip
+        return self._replicas.complete(
+            prompt_layout.tokens.tolist(), completion, work.tenant.salt, self._sizes(prompt_layout)
+        )
+
+    def _sizes(self, prompt_layout: PromptLayout) -> dict[str, int]:
+        """The bytes of a prompt's objects."""
+        return {match.key: token_bytes(self._base) * len(match.tokens) for match in prompt_layout.matches}
+
+    def _finish(self, index: int, delta: Delta, tokens: Sequence[int]) -> FinishEvent:
+        """The end of an answer. Raises ApiError: its server ended it."""
+        if delta.finish_reason not in ("stop", "length"):
+            raise ApiError(503, "the server ended the answer; try again", code="upstream_lost")
+        stop = delta.stop_reason if isinstance(delta.stop_reason, str) else None
+        is_ended = delta.finish_reason == "stop" and stop is None and len(tokens) > 0
+        end = self._decode(tokens[-1]) if is_ended else ""
+        return FinishEvent(index, delta.finish_reason, len(tokens), stop, end)
+
+    def _infos(self, delta: Delta, num_top: int) -> tuple[TokenInfo, ...]:
+        """The tokens of an answer but end tokens, with their log-probabilities."""
+        infos = []
+        for token, row in zip(delta.tokens, delta.logprobs, strict=True):
+            if token in self._base.eos_ids:
+                continue
+            likely = sorted(row, key=lambda other: -row[other])[:num_top]
+            infos.append(
+                TokenInfo(self._decode(token), row[token], tuple((self._decode(each), row[each]) for each in likely))
+            )
+        return tuple(infos)
+
+    def _decode(self, *tokens: int) -> str:
+        return str(self._decoder.decode(list(tokens)))
+
+    async def _verify(
+        self, work: AnswerRequest, prompt_layout: PromptLayout, params: object, text: str, tokens: Sequence[int]
+    ) -> dict[str, Any]:
+        """The first answer, linked by `params`, against full recompute with the same sampling; `kl` is `coarse_kl`."""
+        full = [
+            event async for event in self._stream(work, prompt_layout, False, 1, LIKELY) if isinstance(event, Delta)
+        ]
+        first = next(row for delta in full for row in delta.logprobs)
+        likely = {token: first[token] for token in sorted(first, key=lambda token: -first[token])[:LIKELY]}
+        engine = self._engine_of(work.tenant)
+        linked = await asyncio.to_thread(
+            engine.first_token, prompt_layout.tokens.tolist(), {FIELD: params} if params else None, likely
+        )
+        exact = "".join(delta.text for delta in full).strip(), [token for delta in full for token in delta.tokens]
+        same = [a == b for a, b in zip(tokens, exact[1], strict=False)]
+        return {
+            "answer": exact[0], "kl": coarse_kl(likely, linked), "answer_kl": None,
+            "same_answer": exact[0] == text.strip(), "same_first_token": max(likely, key=likely.__getitem__)
+            == max(linked, key=linked.__getitem__), "common_prefix": [*same, False].index(False),
+        }  # fmt: skip
+
+    async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
+        engine = self._engine_of(tenant)
+        async with self.admission.place(tenant.name):
+            chunks = await self._in_thread(lambda: make_chunks(engine.model, text, "text", chunk_tokens))
+            done = await asyncio.to_thread(engine.compile, chunks, self._options)
+        self._indexing.wake()
+        return [CompiledText(part.key, len(part.chunk), part.is_new, part.chunk.continues) for part in done]
+
+    async def count(self, prompt: ChatPrompt, tenant: Tenant) -> int:
+        return len((await self._prompt(tenant, prompt, Linking(recognises=False), _FULL)).tokens)
+
+    def has(self, key: str) -> bool:
+        return has_object(self._store, key, self._base.target)
+
+    async def execute(self, query: str, tenant: Tenant) -> list[str]:
+        """Run a query in a thread of its own. It holds no place; each of its calls takes one, and so do its objects.
+
+        However many of its calls are ready, one of them waits for a place at a time.
+        """
+        policy, waiting = self.policy, asyncio.Lock()
+
+        @asynccontextmanager
+        async def place() -> AsyncGenerator[None, None]:
+            async with waiting:
+                held_place = await self.admission.take(tenant.name, has_begun=True)
+            with held(held_place):
+                yield
+
+        async with self._queries.place(tenant.name):
+            engine = await self._apart(self._engine_of(tenant, place=place))
+
+            def work(send: Send) -> None:
+                send(ServedQuery(query, engine, (self.model,), policy, Spec().codec).run())
+
+            async with aclosing(events_of(self._query_threads, work, engine.stop)) as events:
+                (texts,) = [texts async for texts in events]
+        return list(texts)
+
+    async def retrieve(
+        self, wanted: DocumentQuery, tenant: Tenant, linking: Linking, texts: Sequence[str], max_new_tokens: int
+    ) -> tuple[RetrievedDocument, ...]:
+        sinks = self._policy_of(linking).needs.sinks
+        return await asyncio.to_thread(self._texts.find, wanted, tenant.salt, sinks, texts, max_new_tokens)
+
+    async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
+        require_offered(spec.policy, self._settings.policy, self._settings.allowed)
+        engine = await self._apart(self._engine_of(tenant, fresh=True))
+
+        def work(send: Send) -> None:
+            answer = engine.answer(
+                with_objects(spec, self._store, tenant.salt), compare=compares,
+                on_text=lambda text: send({"text": text}), on_compile=lambda done: send(compiled_event(done)),
+            )  # fmt: skip
+            send({"report": answer.report() | {"model": self.model}, "origin": answer.origin()})
+
+        async with (
+            self.admission.place(tenant.name),
+            aclosing(events_of(self._threads, work, engine.stop)) as events,
+        ):
+            async for event in events:
+                yield event
+
+    # Engines
+
+    @property
+    def _options(self) -> CompileOptions:
+        return CompileOptions(Spec(policy=self.policy).objects.sinks)
+
+    def _engine_of(
+        self, tenant: Tenant, *, later: bool = False, fresh: bool = False,
+        place: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
+    ) -> UpstreamEngine:  # fmt: skip
+        """The engine over a tenant's objects; for the arguments see `UpstreamEngine`."""
+        model, loop = copy(self._base), asyncio.get_running_loop()
+        model.salt = tenant.salt
+        return UpstreamEngine(model, self._store, self._replicas, loop, later=later, fresh=fresh, place=place)
+
+    async def _apart(self, engine: UpstreamEngine) -> UpstreamEngine:
+        """Give an engine a tokenizer of its own: only one thread at a time may encode with a tokenizer."""
+        engine.model.tokenizer = await self._in_thread(lambda: deepcopy(engine.model.tokenizer))
+        return engine
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Run what encodes in a thread: one at a time, since a tokenizer is used by one."""
+
+        def run() -> T:
+            with self._encoding:
+                return work()
+
+        return await asyncio.to_thread(run)
+
+    def _encoded(self, tokens: Sequence[int]) -> str:
+        return str(self._base.tokenizer.decode(list(tokens)))
+
+    # Prompts
+
+    def _policy_of(self, linking: Linking) -> Policy:
+        """The policy of a request. Raises ApiError."""
+        if linking.policy is None:
+            return self.policy
+        policy = offered_policy(linking.policy, self._settings.policy, self._settings.allowed)
+        if policy.needs.chain_block:
+            raise ApiError(400, f"policy: {policy.name}: vLLM has a prefix cache of its own", param="pic.policy")
+        policy.require_second_model(self._base)
+        return policy
+
+    async def _prompt(
+        self, tenant: Tenant, prompt: ChatPrompt | RawPrompt, linking: Linking, policy: Policy
+    ) -> PromptLayout:
+        """Lay out a prompt: its tokens and objects. Raises ApiError, and InputError: it leaves no room to answer."""
+        engine, needs = self._engine_of(tenant), policy.needs
+        pieces = await self._in_thread(lambda: pieces_of(engine.model, prompt))
+        marked, new = await self._compile_marked(engine, pieces, policy)
+
+        def find(tokens: TokenIds) -> list[Match]:
+            found = self._index.find(tokens, needs.sinks, tenant.salt)
+            return [match for match in found if self._has_table(match)] if needs.all_tables else found
+
+        def open_object(piece: ObjectReference | MarkedText) -> tuple[str, TokenIds]:
+            if isinstance(piece, MarkedText):
+                return marked[piece.text]
+            return leased_object(self._store, piece.key, engine.model, _log)
+
+        recognises = linking.recognises and needs.objects
+        found = await self._in_thread(lambda: lay_out(engine.model, pieces, open_object, find if recognises else None))
+        num_prompt, last = len(found.tokens), pieces[-1]
+        if num_prompt >= self.context_length:
+            raise InputError(f"the prompt has {num_prompt} tokens, and the server {self.context_length} positions")
+        kept = [i for i, match in enumerate(found.matches) if match.start < num_prompt - 1 and needs.objects]
+        matches = tuple(found.matches[i] for i in kept)
+        if len(matches) > MAX_OBJECTS:
+            raise ApiError(400, f"messages: {len(matches)} objects; {MAX_OBJECTS} at most", param="messages")
+        self._require_tables(matches, policy)
+        return replace(
+            found, matches=matches, tail=last.text if isinstance(last, PromptText) else "",
+            sources=tuple(self._learner.source_of(found.matches[i].key, found.sources[i]) for i in kept),
+            marked=tuple(CompiledText(key, len(tokens), key in new) for key, tokens in marked.values() if key),
+        )  # fmt: skip
+
+    def _has_table(self, match: Match) -> bool:
+        with self._store.peek(match.key) as file:
+            return file.meta.fixups is not None
+
+    def _require_tables(self, matches: Sequence[Match], policy: Policy) -> None:
+        """Refuse a named object without a table of fixups, where the policy needs all: vLLM makes none."""
+        for match in matches if policy.needs.all_tables else ():
+            with self._store.peek(match.key) as file:
+                if file.meta.fixups is None:
+                    raise without_table(file.text(), match.start)
+
+    async def _compile_marked(
+        self, engine: UpstreamEngine, pieces: Sequence[WrittenPiece], policy: Policy
+    ) -> tuple[dict[str, tuple[str, TokenIds]], set[str]]:
+        """The objects of marked texts, by text: compiled where the store lacks them; no key where that fails. And
+        those that were compiled.
+        """
+        texts = list(dict.fromkeys(piece.text for piece in pieces if isinstance(piece, MarkedText)))
+
+        def chunks() -> list[Chunk]:
+            return [make_chunk(engine.model, text, "a marked part") for text in texts]
+
+        made = await self._in_thread(chunks)
+        tokens = [np.asarray(chunk.tokens, dtype=np.int32) for chunk in made]
+        if not made or not policy.needs.objects:
+            return {text: ("", ids) for text, ids in zip(texts, tokens, strict=True)}, set()
+        options = CompileOptions(Spec(policy=policy).objects.sinks)
+        keys = [object_key(engine.model, chunk, options) for chunk in made]
+        missing = [chunk for chunk, key in zip(made, keys, strict=True) if chunk.tokens and not self._store.has(key)]
+        new = {object_key(engine.model, chunk, options) for chunk in missing}
+        try:
+            await asyncio.to_thread(engine.compile, missing, options)
+        except PicError as error:  # a full store or disk
+            _log.warning("pic: marked texts are computed exactly: %s", error)
+            keys = [key if self._store.has(key) else "" for key in keys]
+        return dict(zip(texts, zip(keys, tokens, strict=True), strict=True)), new
+
+    def _params(self, policy: Policy, prompt_layout: PromptLayout) -> object:
+        """The connector's field `pic` of a prompt. An object starts where its first token would be."""
+        if not prompt_layout.matches:
+            return False
+        chunks = [{"key": match.key, "start": max(0, match.start - match.offset)} for match in prompt_layout.matches]
+        return {"policy": {"algo": policy.name, **policy.params}, "chunks": chunks}
+
+    def _reuse(self, linking: Linking, prompt_layout: PromptLayout, policy: Policy, end: StreamEnd) -> Reuse:
+        """What was done with a prompt, by the connector's report."""
+        report, num_prompt = end.report, len(prompt_layout.tokens)
+        cached, more = end.num_cached or 0, dict[str, Any](explains=linking.explains, notes=prompt_layout.notes)
+        if report is None or report["state"] not in _LINKED:
+            problem = None if report is None else report.get("problem") or _NO_REPORT
+            parts = self._explained(linking, prompt_layout, policy, prompt_layout.unstored, problem is not None)
+            label = label_of(policy) if problem is None else BASELINE
+            return Reuse(label, exact=num_prompt, cached=cached, problem=problem, parts=parts, **more)
+        sources = dict(zip((match.start for match in prompt_layout.matches), prompt_layout.sources, strict=True))
+        new = {part.key for part in prompt_layout.marked if part.is_new}
+        linked = [
+            PromptPart(start, stop, sources.get(start, "recognised"), key, rows, key in new)
+            for start, stop, key, rows in report["documents"]
+        ]
+        parts = self._explained(linking, prompt_layout, policy, linked)
+        total, recomputed = report["document_tokens"], math.ceil(report["document_rows"])
+        return Reuse(
+            label_of(policy), report["chunks"], num_prompt - total, total - recomputed, recomputed, cached,
+            "+".join(sorted(set(sources.values()))), marked=prompt_layout.marked, parts=parts, **more,
+        )  # fmt: skip
+
+    def _explained(
+        self, linking: Linking, prompt_layout: PromptLayout, policy: Policy, reused: Iterable[PromptPart],
+        fails: bool = False,
+    ) -> tuple[PromptPart, ...]:  # fmt: skip
+        """What became of each part of a prompt, with its text if the client asked for it."""
+        ids = prompt_layout.tokens
+        parts = explain(len(ids), reused, linking, policy, self._settings.min_tokens, problem=fails)
+        if not linking.explains:
+            return parts
+        return tuple(replace(part, text=self._decode(*ids[part.start : part.end][:_SHOWN].tolist())) for part in parts)
+
+    # Texts that requests repeat
+
+    async def _learn(self, work: AnswerRequest) -> None:
+        """After an answer: have the parts of its request compiled that an earlier one had, if nobody waits."""
+        if not self._settings.learned_bytes or not work.linking.recognises:
+            return
+        parts = await asyncio.to_thread(self._learner.find, work.tenant.id, texts_of(work.prompt))
+        is_busy = self.admission.num_waiting or (self._learning is not None and not self._learning.done())
+        if parts and not is_busy:
+            self._learning = asyncio.create_task(self._compile_parts(work.tenant, parts))
+
+    async def _compile_parts(self, tenant: Tenant, parts: Sequence[str]) -> None:
+        """Compile texts, one object at a time, while no request waits for admission."""
+        engine = self._engine_of(tenant, later=True)
+        chunks = self._learner.chunks(engine.model, self.policy, parts)
+        try:
+            while (chunk := await self._in_thread(lambda: next(chunks, None))) is not None:
+                if self.admission.num_waiting:
+                    return
+                (done,) = await asyncio.to_thread(engine.compile, [chunk], self._options)
+                self._learner.count(done)
+        except (PicError, ApiError, OSError) as error:
+            self._learner.fail(error)
+        finally:
+            self._indexing.wake()
+
+    # The start
+
+    async def measure(self, tuned: Path | None = None) -> float:
+        """The mean divergence of the check's prompts. Their objects have a salt of their own, and are removed.
+
+        Args:
+            tuned: the store whose prompts of `pic tune` are linked, if it has some; None: its own.
+
+        Raises:
+            InputError: they cannot be linked.
+        """
+        engine = await self._apart(self._engine_of(Tenant("check", secrets.token_hex(16))))
+        sample = read_sample(tuned or self._store.root)
+
+        def run() -> float:
+            specs = check_prompts(engine.model, self._settings.policy, self.context_length, sample)
+            return sum(engine.divergence(spec) for spec in specs) / len(specs)
+
+        try:
+            return await asyncio.to_thread(run)
+        except ApiError as error:
+            raise InputError(f"the start-up check cannot run: {error}; turn it off with --check off") from error
+        finally:
+            found = [Entry.of(path) for path in engine.compiled]
+            if entries := [entry for entry in found if entry is not None]:
+                await asyncio.to_thread(remove_all, self._store.root, entries)
+
+    async def _check(self, limit: float, refuses: bool) -> None:
+        """Link a few prompts, and answer exactly if they are far from full recompute. Raises InputError."""
+        label, kl = label_of(self.policy), await self.measure()
+        self.divergence = {label: kl}
+        if kl <= limit:
+            return
+        problem = f"{label}: linked answers of {self.model} are {kl:.3g} nats from full recompute, more than {limit:g}"
+        if refuses:
+            raise InputError(f"{problem}; try another --algo, or a larger --check-limit")
+        self.policy, self.problem = _FULL, problem
+        _log.warning("pic: %s; requests that name no policy are answered exactly", problem)

@@ -1,1 +1,0 @@
-"""Requests inside vLLM's own server."""
