@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import zstandard
 from chunks import make_chunk
+from hostile.surfaces.objects import FORGERIES, Anatomy, zstd_bomb
 from subjects import make_chunks, subject
 
-from hostile.surfaces.objects import FORGERIES, Anatomy, zstd_bomb
 from pictool.api import compile
 from pictool.errors import ObjectError
 from pictool.store.objects.format import ObjectFile
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_sample_of_hostile_input_is_refused_or_answered_right(tmp_path: Path) -> None:
     command = ("-m", "hostile.fuzz", "--cases", "140", "--seed", "0", "--jobs", "0", "--keep", str(tmp_path))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tools")))}
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)

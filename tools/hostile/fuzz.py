@@ -222,7 +222,8 @@ def show(result: Result, seed: int) -> None:
     print(f"{'FAILED' if result.problems else 'passed'} {result.surface} {result.number}: {result.what}")
     for problem in result.problems:
         print(f"    {problem.kind}: pic {problem.command}\n        {problem.details}".replace("\x1b", "\\x1b"))
-    print(f"    again: PYTHONPATH=tests python -m hostile.fuzz {result.surface} --seed {seed} --case {result.number}")
+    again = f"PYTHONPATH=tools:tests python -m hostile.fuzz {result.surface} --seed {seed} --case {result.number}"
+    print(f"    again: {again}")
 
 
 def report(tallies: dict[str, Tally], seconds: float) -> dict[str, Any]:

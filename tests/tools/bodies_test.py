@@ -18,9 +18,9 @@ from typing import Any
 
 import httpx
 import pytest
+from hostile.values import dumps, mutate_bytes, mutate_tree, places
 from serve.live import NAME, QUESTION, Live, serving, tiny_model
 
-from hostile.values import dumps, mutate_bytes, mutate_tree, places
 from pictool.linker.grid import parse_policy
 from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.store.store import Store
