@@ -51,7 +51,6 @@ from pictool.store.usage import read_counts
 APP = "fleet"
 REPLICAS = 3
 ROUTERS = ("round robin", "two choices", "residency")
-_COUNTED_S = 1.5  # until counts of use are written
 _FORGOTTEN_S = SENT_S + 1  # until replicas have reported, and what was sent to them before no longer counts as held
 _COUNTING = "benchmarks.fleet.router.CountingRouter"
 _QUESTION = "Really?"
@@ -73,9 +72,15 @@ class Fleet:
         return sorted((self.root / "store" / TIERS).glob("*"))
 
     def fetched(self) -> int:
-        """Bytes that came to the local tiers."""
-        time.sleep(_COUNTED_S)
+        """Bytes that came to the local tiers. A replica that reports writes its counts first."""
+        import ray
+
+        ray.get([actor.record_routing_stats.remote() for actor in actors()])
         return sum(read_counts(tier).written_bytes for tier in self.tiers)
+
+    def num_holders(self, key: str) -> int:
+        """The replicas that have an object."""
+        return sum(Store(tier).path(key).exists() for tier in self.tiers)
 
 
 @contextmanager
@@ -204,6 +209,15 @@ def kill_one(fleet: Fleet, requests: int, at_once: int) -> Killed:
 def replicas() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
     return [child for child in children if f"ServeReplica:{APP}" in " ".join(child.cmdline()[:1])]
+
+
+def actors() -> list[Any]:
+    """Ray's actors of the replicas."""
+    import ray
+    from ray.util import list_named_actors
+
+    names = [actor for actor in list_named_actors(all_namespaces=True) if f"SERVE_REPLICA::{APP}" in actor["name"]]
+    return [ray.get_actor(**name) for name in names]
 
 
 def time_choices(replicas: int, keys: int, rounds: int = 2000) -> dict[str, float]:
