@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from benchmarks.fleet import state
-from pictool.cluster.request_router import ResidencyRouter
+from pictool.cluster.serving import ResidencyRouter
 
 
 class CountingRouter(ResidencyRouter):
@@ -28,6 +28,6 @@ class CountingRouter(ResidencyRouter):
             ranked = sorted(two, key=lambda replica: self.replica_queue_len_cache.get(replica.replica_id) or 0)
         return ranked
 
-    def on_send_request(self, replica_id: Any) -> None:
-        super().on_send_request(replica_id)
+    def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
+        super().on_request_routed(pending_request, replica_id, result)
         state.calls[replica_id.unique_id] += 1

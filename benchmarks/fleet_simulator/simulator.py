@@ -295,9 +295,9 @@ class Residency(Router):
         self._holders: dict[str, set[str]] = {}
 
     def choose(self, wanted: Sequence[int]) -> str:
-        return self._choose(wanted, None)
+        return self._choose(wanted, {})
 
-    def _choose(self, wanted: Sequence[int], served: Mapping[str, float] | None) -> str:
+    def _choose(self, wanted: Sequence[int], served: Mapping[str, float]) -> str:
         keys = {self._names[number]: int(self._sizes[number]) for number in wanted}
         return rank(keys, self._holders, self.queues, self._routing, served=served)[0]
 

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pictool.cluster.manifest import ManifestRow, to_table
+from pictool.cluster.session import cluster_resources
 from pictool.cluster.sources import Columns, SourceDocument, SourceFile, read_documents
 from pictool.cluster.worker import BulkSpec, CompileWorker, compile_counted
 from pictool.errors import ModelError, PicError, StoreError
@@ -128,7 +129,7 @@ def _rows(
     import ray
 
     prepare_data(batch_bytes)
-    is_on_gpu, count = workers_of(ray.cluster_resources(), spec.device, workers)
+    is_on_gpu, count = workers_of(cluster_resources(), spec.model.device, workers)
     items = [asdict(source) for source in sources]
     tables = sum(source.is_table for source in sources)
     blocks = max(1, tables + math.ceil((len(items) - tables) / _FILES_PER_TASK))
@@ -138,7 +139,7 @@ def _rows(
     )  # fmt: skip
     rows = documents.map_batches(
         _Actor, fn_constructor_args=(spec, _Attempts()), batch_size=None, batch_format="pyarrow",
-        concurrency=(1, count), num_cpus=spec.threads * _WORKER_SHARE, num_gpus=1 if is_on_gpu else 0,
+        concurrency=(1, count), num_cpus=spec.model.threads * _WORKER_SHARE, num_gpus=1 if is_on_gpu else 0,
     )  # fmt: skip
     yield from rows.iter_batches(batch_size=None, batch_format="pyarrow")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.errors import InputError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 def start_backend(
     model: Model, store: Store, settings: BackendSettings, limit: float | None, refuses: bool = False,
-    warn: Callable[[str], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None, tuned: Path | None = None,
 ) -> TorchBackend:  # fmt: skip
     """Load the model, and check how far the policy's answers are from full recompute.
 
@@ -29,6 +30,7 @@ def start_backend(
         limit: KL(full ‖ linked) in nats above which the server falls back to exact answers; None: nothing is checked.
         refuses: above it, no server is started.
         warn: called with what the operator should know.
+        tuned: the store whose prompts of `pic tune` are linked, if it has some; None: its own.
 
     Raises:
         InputError: the check failed, and `refuses`. PicError: the model cannot be loaded.
@@ -40,7 +42,7 @@ def start_backend(
     if limit is None or not settings.policy.needs.objects:
         return backend
     try:
-        checked = check_linking(model, settings.policy, limit, store.root)
+        checked = check_linking(model, settings.policy, limit, tuned or store.root)
         label = label_of(settings.policy)
         backend.divergence = {label: checked.kl}
         if not checked.is_good:

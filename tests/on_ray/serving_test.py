@@ -123,7 +123,7 @@ def test_a_lease_is_good_on_every_replica_and_for_its_tenant_alone(fleet: Fleet,
         """As routed by other words than the object's key, so by every replica."""
         work = AnswerRequest(tenant, RawPrompt((ObjectReference(key), PlainText(QUESTION))), Sampling(0.0), 4)
         return [
-            [event async for event in fleet.backend._calls("answer", work, keys=(f"text {number}",))]
+            [event async for event in fleet.backend._calls("answer", work, keys={f"text {number}": 0})]
             for number in range(40)
         ]
 
@@ -167,7 +167,7 @@ def test_where_all_replicas_are_full_it_says_what_a_full_queue_says() -> None:
             yield
 
     async def ask() -> None:
-        async for _ in serving_on_ray._calls(Full())("answer", keys=()):
+        async for _ in serving_on_ray.calls_of(Full())("answer", keys={}):
             pass
 
     with pytest.raises(ApiError) as refused:
@@ -191,7 +191,7 @@ def test_residency_fetches_an_object_once_and_round_robin_as_often_as_there_are_
     """Seven documents, three times each; so few requests make no replica exceed its share of them."""
     for order, keys, num_holders in (("round robin", fleet.keys[50:57], 3), ("residency", fleet.keys[60:67], 1)):
         state.order = order
-        answers, _ = asyncio.run(run_all(fleet.backend, 3 * keys, at_once=1))
+        answers, _ = asyncio.run(run_all(fleet, 3 * keys, at_once=1))
         assert all(isinstance(answer, AnswerCollector) for answer in answers)
         assert [fleet.num_holders(key) for key in keys] == [num_holders] * len(keys)
 

@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -521,17 +520,14 @@ class UpstreamBackend(Backend):
 
     # The start
 
-    async def measure(self, tuned: Path | None = None) -> float:
+    async def _measure(self) -> float:
         """The mean divergence of the check's prompts. Their objects have a salt of their own, and are removed.
-
-        Args:
-            tuned: the store whose prompts of `pic tune` are linked, if it has some; None: its own.
 
         Raises:
             InputError: they cannot be linked.
         """
         engine = await self._apart(self._engine_of(Tenant("check", secrets.token_hex(16))))
-        sample = read_sample(tuned or self._store.root)
+        sample = read_sample(self._store.root)
 
         def run() -> float:
             specs = check_prompts(engine.model, self._settings.policy, self.context_length, sample)
@@ -548,7 +544,7 @@ class UpstreamBackend(Backend):
 
     async def _check(self, limit: float, refuses: bool) -> None:
         """Link a few prompts, and answer exactly if they are far from full recompute. Raises InputError."""
-        label, kl = label_of(self.policy), await self.measure()
+        label, kl = label_of(self.policy), await self._measure()
         self.divergence = {label: kl}
         if kl <= limit:
             return
