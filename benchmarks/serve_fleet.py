@@ -2,10 +2,10 @@
 
     python -m benchmarks.serve_fleet --out benchmarks/results/serve_fleet.json
 
-500 documents, of which a replica's local tier holds 200. For each router: the tiers are emptied, each document is asked
-for once, and then as Zipf's law has it (exponent 1), some at once; bytes count from then on. Answers are one token,
-since what is measured comes before it. Then a replica is killed while documents are asked for: each answer is compared
-with that of one process. Choosing is timed with and without Ray.
+500 documents, of which a replica's local tier holds 200. For each router: the tiers are emptied, each document is
+requested once, and then as Zipf's law has it (exponent 1), some at once; bytes count from then on. Answers are one
+token, since what is measured comes before it. Then a replica is killed while documents are requested: each answer is
+compared with that of one process. Choosing is timed with and without Ray.
 """
 
 from __future__ import annotations
@@ -236,11 +236,11 @@ def time_choices(replicas: int, keys: int, rounds: int = 2000) -> dict[str, floa
         router.take_report(name, dict.fromkeys(draws.sample(objects, MOST_HELD)))
     took = []
     for _ in range(rounds):
-        wanted = dict.fromkeys(draws.sample(objects, keys), 1 << 20)
+        request = dict.fromkeys(draws.sample(objects, keys), 1 << 20)
         queues = {name: float(draws.randrange(4)) for name in names}
         began = time.perf_counter()
-        first = router.order(wanted, queues)[0]
-        router.was_sent(wanted, first)
+        first = router.order(request, queues)[0]
+        router.was_sent(request, first)
         took.append(time.perf_counter() - began)
     return {"replicas": replicas, "keys": keys, "choose_us": 1e6 * statistics.median(took)}
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pictool.cluster.replica import KEY_DIGITS
 from pictool.compiler.chunking import make_chunks
 from pictool.compiler.compile import object_key
-from pictool.controller.measuring import token_bytes
 from pictool.core import Text as TextDocument
 from pictool.errors import InputError
 from pictool.linker.grid import label_of
@@ -83,8 +82,6 @@ class FleetBackend(Backend):
         self.model, self.created = settings.name or model.name, int(time.time())
         self.context_length, self.policy = model.max_positions, settings.policy
         self.response_template = getattr(model.tokenizer, "response_template", None)
-        self.divergence: Mapping[str, float] = {}
-        self.problem: str | None = None
         self._base, self._remote, self._settings, self._calls = model, remote, settings, calls
         self._encoding = threading.Lock()  # only one thread at a time may encode with a tokenizer
         self._at_remote = set[str]()
@@ -200,7 +197,7 @@ class FleetBackend(Backend):
             return found
 
         found = {**sizes, **(await asyncio.to_thread(compiled) if texts else {})}
-        return {key[:KEY_DIGITS]: max(1, count) * token_bytes(model) for key, count in found.items()}
+        return {key[:KEY_DIGITS]: max(1, count) * model.token_bytes for key, count in found.items()}
 
 
 def _documents(prompt: ChatPrompt | RawPrompt) -> Iterable[object]:

@@ -60,16 +60,11 @@ class ResidencyRouter(RequestRouter):  # type: ignore[misc]
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """The candidates in order, each by itself: Ray takes the first that has room."""
-        return [[replica] for replica in self.in_order(candidate_replicas, pending_request)]
-
-    def in_order(
-        self, candidates: list[RunningReplica], pending_request: PendingRequest | None
-    ) -> list[RunningReplica]:
-        by_name = {replica.replica_id.unique_id: replica for replica in candidates}
+        by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         queues = {name: self.replica_queue_len_cache.get(replica.replica_id) or 0 for name, replica in by_name.items()}
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # if all are full
-        return [by_name[name] for name in self._residency.order(_keys_of(pending_request), queues)]
+        return [[by_name[name]] for name in self._residency.order(_keys_of(pending_request), queues)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         super().on_request_routed(pending_request, replica_id, result)

@@ -8,12 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain
 from threading import Semaphore
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pictool.cluster.loading import ModelSpec
 from pictool.cluster.manifest import ManifestRow
@@ -33,7 +31,6 @@ T = TypeVar("T")
 MOST_DEATHS = 3  # of workers that compile a document; it is left out then
 _CONNECTIONS = 8  # to the remote, of a worker
 _MOST_UNSENT = 8  # objects in memory that are not sent yet; computing waits for a slow remote
-_KEYS = 32  # that a thread looks up at the remote, one after the other
 
 
 @dataclass(frozen=True)
@@ -52,54 +49,48 @@ class BulkSpec:
     force: bool = False
 
 
-class Attempts(Protocol):
-    """What was begun and has not ended, counted where it outlives workers: each of these attempts killed one."""
-
-    def begin(self, name: str) -> int:
-        """Begin, and tell how many attempts have not ended before."""
-
-    def end(self, name: str) -> None: ...
-
-
 def compile_counted(
     compile: Callable[[Sequence[SourceDocument]], list[ManifestRow]],
     documents: Sequence[SourceDocument],
     tags: Sequence[int],
-    attempts: Attempts,
+    begin: Callable[[str], int],
+    end: Callable[[str], object],
 ) -> list[ManifestRow]:
     """Compile a batch; after a worker's death, its documents one by one, so that it is known which of them kills.
 
     Args:
         tags: of the documents, each another one's, and the same when they are tried again.
+        begin, end: of an attempt by name. `begin` returns how many attempts have not ended: each killed a worker.
     """
     batch = f"batch {tags}"
-    died = attempts.begin(batch)
+    has_killed = begin(batch)
     try:
-        if not died:
+        if not has_killed:
             return compile(documents)
         return [
             row
             for document, tag in zip(documents, tags, strict=True)
-            for row in _compile_one(compile, document, f"document {tag}", attempts)
+            for row in _compile_one(compile, document, f"document {tag}", begin, end)
         ]
     finally:
-        attempts.end(batch)
+        end(batch)
 
 
 def _compile_one(
     compile: Callable[[Sequence[SourceDocument]], list[ManifestRow]],
     document: SourceDocument,
     name: str,
-    attempts: Attempts,
+    begin: Callable[[str], int],
+    end: Callable[[str], object],
 ) -> list[ManifestRow]:
     """Compile a document whose batch has crashed once. A skipped document stays counted for the next attempt."""
-    if 1 + attempts.begin(name) >= MOST_DEATHS:
+    if 1 + begin(name) >= MOST_DEATHS:
         error = f"{document.id}: {MOST_DEATHS} workers died while they compiled it, or the batch that it was in"
         return [ManifestRow.failed(document.id, error, document.num_bytes)]
     try:
         return compile([document])
     finally:
-        attempts.end(name)
+        end(name)
 
 
 class CompileWorker:
@@ -107,20 +98,16 @@ class CompileWorker:
 
     def __init__(self, spec: BulkSpec) -> None:
         self._spec, self._digests = spec, dict[str, str]()
-        self._resources = ExitStack()
+        self._sending = ThreadPoolExecutor(_CONNECTIONS, "pic-send")
 
     @cached_property
     def model(self) -> Model:
         """Raises InputError or ModelError: it is not what the driver has."""
         return self._spec.model.load()
 
-    @cached_property
-    def _sending(self) -> ThreadPoolExecutor:
-        return self._resources.enter_context(ThreadPoolExecutor(_CONNECTIONS, "pic-send"))
-
     def close(self) -> None:
         """End its threads."""
-        self._resources.close()
+        self._sending.shutdown()
 
     def compile(self, documents: Sequence[SourceDocument]) -> list[ManifestRow]:
         """Compile documents. A document that fails becomes a row with its error.
@@ -156,13 +143,8 @@ class CompileWorker:
 
     def _present(self, keys: Sequence[str]) -> dict[str, int | PicError]:
         """Bytes of the objects that the remote has, or why it cannot tell."""
-
-        def find(some: Sequence[str]) -> list[int | PicError | None]:
-            return [_tried(partial(self._spec.remote.whole_bytes, key)) for key in some]
-
-        groups = [keys[at : at + _KEYS] for at in range(0, len(keys), _KEYS)]
-        found = zip(keys, chain.from_iterable(self._sending.map(find, groups)), strict=True)
-        return {key: size for key, size in found if size is not None}
+        found = self._sending.map(lambda key: _tried(partial(self._spec.remote.whole_bytes, key)), keys)
+        return {key: size for key, size in zip(keys, found, strict=True) if size is not None}
 
     def _compile(self, model: Model, missing: Mapping[str, Chunk]) -> dict[str, int | PicError]:
         """Compile chunks, and send each object to the remote while the next is computed: its bytes, or its error."""

@@ -274,7 +274,7 @@ def test_sinks_codec_and_salt_are_those_of_the_spec(spec: BulkSpec) -> None:
 
 
 class Deaths:
-    """`Attempts`, and a worker that dies at some documents."""
+    """Counts attempts, and is a worker that dies at some documents."""
 
     def __init__(self, deadly: set[str]) -> None:
         self.deadly, self.open, self.calls = deadly, Counter[str](), list[list[str]]()
@@ -297,7 +297,7 @@ class Deaths:
         """The rows, and how many workers died."""
         for died in range(20):
             with suppress(KeyboardInterrupt):
-                return compile_counted(self.compile, documents, range(len(documents)), self), died
+                return compile_counted(self.compile, documents, range(len(documents)), self.begin, self.end), died
         raise AssertionError("it never ends")
 
 
@@ -318,5 +318,5 @@ def test_attempts_that_fail_without_a_death_do_not_count() -> None:
 
     for _ in range(4):
         with pytest.raises(ModelError):
-            compile_counted(fails, DOCUMENTS, range(12), deaths)
+            compile_counted(fails, DOCUMENTS, range(12), deaths.begin, deaths.end)
     assert not deaths.open

@@ -230,14 +230,14 @@ def test_two_jobs_at_once_over_the_same_documents(
         )
         for name in ("a", "b")
     ]  # fmt: skip
-    wanted = rows_of(expected)
+    expected_rows = rows_of(expected)
     for job, name in zip(jobs, ("a", "b"), strict=True):
         out, err = job.communicate(timeout=200)
         assert job.returncode == 0, err
         assert all(line.startswith("pic: compiling") for line in err.splitlines()), err
         report = json.loads(out)
-        assert (report["documents"], report["failed"], report["objects"]) == (ROWS, 0, len(wanted))
+        assert (report["documents"], report["failed"], report["objects"]) == (ROWS, 0, len(expected_rows))
         rows = read_table(tmp_path / f"{name}.parquet").to_pylist()
-        assert [tuple(row.values()) for row in rows] == wanted
-    require_remote(tmp_path / "remote", wanted)
+        assert [tuple(row.values()) for row in rows] == expected_rows
+    require_remote(tmp_path / "remote", expected_rows)
     assert not (tmp_path / "imported").exists()

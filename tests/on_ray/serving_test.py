@@ -103,9 +103,9 @@ def test_streams_queries_and_refusals_are_those_of_a_single_server(both: tuple[L
             live.error(404, "POST", "/v1/chat/completions", json=body | {"cache_ids": [f"cache-{'0' * 32}"]}),
             live.error(400, "POST", "/v1/query/execute", content=b"{}"),
         ]
-        asked = live.client.post("/v1/query/execute", json=CALL)
-        assert asked.status_code == 200, asked.text
-        said.append((texts, refused, asked.json()["choices"][0]["text"]))
+        response = live.client.post("/v1/query/execute", json=CALL)
+        assert response.status_code == 200, response.text
+        said.append((texts, refused, response.json()["choices"][0]["text"]))
     assert said[0] == said[1]
 
 
@@ -114,7 +114,7 @@ def test_a_lease_is_good_on_every_replica_and_for_its_tenant_alone(fleet: Fleet,
     name = many.cache("A text that only Alice has. " * 3)
     listed = many.ok("GET", f"/v1/caches/{name}")
     assert listed["status"] == "ready"
-    alice, bob = (next(part for part in KEYS.tenants if part.name == wanted) for wanted in ("alice", "bob"))
+    alice, bob = (next(part for part in KEYS.tenants if part.name == owner) for owner in ("alice", "bob"))
     lease = many.service.leases.find(name, alice.id)
     assert lease is not None
     key = lease.objects[0].key

@@ -23,7 +23,6 @@ import numpy as np
 
 from pictool.compiler.chunking import make_chunk, make_chunks
 from pictool.compiler.compile import object_key
-from pictool.controller.measuring import token_bytes
 from pictool.core import Chunk, CompileOptions, PromptText, TokenIds
 from pictool.engines.vllm.request import FIELD, MAX_OBJECTS
 from pictool.errors import InputError, PicError
@@ -41,6 +40,7 @@ from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.backends.upstream.engine import LIKELY, UpstreamEngine, coarse_kl, completion_params
 from pictool.serve.backends.upstream.replicas import Delta, Replicas, StreamEnd
 from pictool.serve.channel import Send, compiled_event, events_of
+from pictool.serve.check import judge
 from pictool.serve.errors import ApiError
 from pictool.serve.prompts.explained import explain
 from pictool.serve.prompts.layout import PromptLayout, lay_out, pieces_of
@@ -112,8 +112,6 @@ class UpstreamBackend(Backend):
         self._replicas, self._lives = Replicas(urls, key), lives
         self.created, self.policy = int(time.time()), settings.policy
         self.response_template = getattr(model.tokenizer, "response_template", None)
-        self.divergence: dict[str, float] = {}
-        self.problem: str | None = None
         self.admission = AdmissionControl(settings.max_waiting, settings.max_active, settings.num_tenants)
         self._queries = AdmissionControl(settings.max_waiting, _QUERYING, settings.num_tenants)
         self._threads = ThreadPoolExecutor(_LINKING, "pic-link")
@@ -144,7 +142,7 @@ class UpstreamBackend(Backend):
         longest = self.context_length - Spec(policy=self.policy).objects.sinks - 2
         self._learner = Learner(self._settings.learned_bytes, self._index, self._settings.min_tokens, longest)
         if limit is not None and self.policy.needs.objects:
-            await self._check(limit, refuses)
+            judge(self, await self._measure(), limit, refuses, lambda text: _log.warning("pic: %s", text))
 
     async def disconnect(self) -> None:
         """Close the connections of the event loop that runs, which ends."""
@@ -229,7 +227,7 @@ class UpstreamBackend(Backend):
 
     def _sizes(self, prompt_layout: PromptLayout) -> dict[str, int]:
         """The bytes of a prompt's objects."""
-        return {match.key: token_bytes(self._base) * len(match.tokens) for match in prompt_layout.matches}
+        return {match.key: self._base.token_bytes * len(match.tokens) for match in prompt_layout.matches}
 
     def _finish(self, index: int, delta: Delta, tokens: Sequence[int]) -> FinishEvent:
         """The end of an answer. Raises ApiError: its server ended it."""
@@ -541,15 +539,3 @@ class UpstreamBackend(Backend):
             found = [Entry.of(path) for path in engine.compiled]
             if entries := [entry for entry in found if entry is not None]:
                 await asyncio.to_thread(remove_all, self._store.root, entries)
-
-    async def _check(self, limit: float, refuses: bool) -> None:
-        """Link a few prompts, and answer exactly if they are far from full recompute. Raises InputError."""
-        label, kl = label_of(self.policy), await self._measure()
-        self.divergence = {label: kl}
-        if kl <= limit:
-            return
-        problem = f"{label}: linked answers of {self.model} are {kl:.3g} nats from full recompute, more than {limit:g}"
-        if refuses:
-            raise InputError(f"{problem}; try another --algo, or a larger --check-limit")
-        self.policy, self.problem = _FULL, problem
-        _log.warning("pic: %s; requests that name no policy are answered exactly", problem)
