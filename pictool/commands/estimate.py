@@ -152,9 +152,8 @@ def finish(measure: Measure, reader: LogReader, model: Model | None) -> Report:
     }  # fmt: skip
     if model is None:
         return Report(measure, measure.counting(None), reads, "llama-3.1-8b", _KV_BYTES)
-    from pictool.controller.measuring import token_bytes
 
-    return Report(measure, measure.counting(model.name), reads, model.name, token_bytes(model))
+    return Report(measure, measure.counting(model.name), reads, model.name, model.token_bytes)
 
 
 def show(options: EstimateOptions, report: Report) -> None:

@@ -152,14 +152,13 @@ def plan_size(model: Model, store: Store, spec: Spec, tokens: int | None) -> Pro
         PicError: an unusable document, or a prompt that is too long for the model.
     """
     from pictool.controller.cost import PromptSize
-    from pictool.controller.measuring import token_bytes
     from pictool.controller.profile import measure_size, require_room
 
     if tokens is None:
         return measure_size(model, store, spec)
     objects = -(-tokens // (spec.chunk_tokens or DEFAULT_CHUNK_TOKENS))
     tail = len(model.encode(spec.frame(model).tail))
-    return require_room(model, PromptSize(tokens, tail, objects, token_bytes(model)))
+    return require_room(model, PromptSize(tokens, tail, objects, model.token_bytes))
 
 
 def print_report(report: dict[str, Any]) -> None:

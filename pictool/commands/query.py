@@ -502,12 +502,10 @@ def plan_bulk(executor: Executor, queries: Sequence[BulkQuery], memory: int) -> 
     from pictool.spans.query import DEFAULT_MODEL
 
     model = executor.engine_of(DEFAULT_MODEL).model
-    geometry = model.geometry
-    token_bytes = geometry.layers * geometry.width * model.torch_dtype.itemsize
 
     @cache
     def size(text: str) -> int:
-        return len(model.encode(text)) * token_bytes
+        return len(model.encode(text)) * model.token_bytes
 
     def items(query: Query) -> Items:
         try:

@@ -12,6 +12,7 @@ REMOVED: dict[str, str] = {
     "serve --guarantee": "ask for verify in a share of the requests, or verify a batch: pic link --batch --verify",
     "serve --verify-share": "ask for verify in a share of the requests, or verify a batch: pic link --batch --verify",
     "serve --reuse-parts": "compile the parts themselves: pic compile --chunk-tokens",
+    "serve --queue-bytes": "it is 100 MB; pictool.routing.rank takes any",
     "link -T": "name documents and --query, or put requests into a file for --batch",
     "link --script": "name documents and --query, or put requests into a file for --batch",
     "link --depfile": "use --batch with -o, which asks again only what is another one",

@@ -18,7 +18,7 @@ from pictool import __version__
 from pictool.commands.console.errors import UsageError, of_command_line
 from pictool.commands.console.verbosity import is_verbose, note
 from pictool.commands.linking.request import policy_of_settings
-from pictool.commands.ray.serve import FleetOptions, VllmOptions, opened_fleet, vllm_options
+from pictool.commands.ray.serve import FleetOptions, opened_fleet
 from pictool.commands.settings.engine import engine_name, find_engine
 from pictool.commands.settings.options import (
     ANSWER,
@@ -63,7 +63,7 @@ _TORCH_ONLY = ("max_tokens", "codec", "pool", "keep_prefixes")
 DEFAULT = "legolink-16"  # the policy of requests, where nobody says one
 _ACTIVE = 8  # requests that take turns; vLLM batches as many as it is set to
 _UPSTREAM_KEY = "PIC_UPSTREAM_KEY"  # the variable with what requests to --upstream carry as their bearer
-_BATCHED = 64  # requests that a replica with vLLM has at once, where nobody says it
+_BATCHED = 64  # requests that a vLLM has at once, where nobody says it
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class ServeOptions:
         option(
             "--active",
             "N",
-            f"Requests that run at once ({_ACTIVE}; with vLLM its batch, {_BATCHED} per replica).",
+            f"Requests that run at once ({_ACTIVE}; {_BATCHED} per vLLM).",
             min=1,
         ),
     ] = None
@@ -175,7 +175,6 @@ def run_serve(
       pic serve -m MODEL --engine vllm -- --tensor-parallel-size 2
       pic serve -m MODEL --upstream http://gpu1:8000 --upstream http://gpu2:8000
       pic serve -m MODEL --ray --replicas 4 --remote s3://bucket/pic
-      pic serve -m MODEL --ray --replicas 4 --remote s3://bucket/pic --engine vllm
     """
     if options.dashboard:
         print((files("pictool.serve") / "dashboard.json").read_text(encoding="utf-8"), end="")
@@ -185,13 +184,14 @@ def run_serve(
     is_vllm = engine_name(options.engine, settings.model) == "vllm"
     check_choices(options, settings)
     check_upstream(options, fleet)
+    check_vllm(options, fleet, is_vllm, more or [])
     if fleet.ray is None:
         find_engine(options.engine, model=settings.model)  # replicas have theirs on their machines
-    serve_here(options, fleet, settings, read_vllm_options(options, is_vllm, more or []))
+    serve_here(options, fleet, settings, (more or []) if is_vllm else None)
 
 
-def serve_here(options: ServeOptions, fleet: FleetOptions, settings: Settings, vllm: VllmOptions | None) -> None:
-    """Answer requests until the server ends, in this process or by replicas."""
+def serve_here(options: ServeOptions, fleet: FleetOptions, settings: Settings, vllm: Sequence[str] | None) -> None:
+    """Answer requests until the server ends, in this process or by replicas. `vllm` are options of its own vLLM."""
     with closing(bind(options)) as listener, ExitStack() as resources:
         keys = read_tenants(options, settings)
         from pictool.serve.running import loading, run, share_arenas
@@ -224,14 +224,15 @@ def note_address(listener: socket.socket, backend: Backend) -> None:
     note(f"serving {backend.model} on http://{_shown(host)}:{port}/v1 ({backend.status().policy}); Ctrl-C ends it")
 
 
-def read_vllm_options(options: ServeOptions, is_vllm: bool, more: Sequence[str]) -> VllmOptions | None:
-    """How replicas run vLLM, from what follows `--`; None if they do not. Raises UsageError."""
+def check_vllm(options: ServeOptions, fleet: FleetOptions, is_vllm: bool, more: Sequence[str]) -> None:
+    """Refuse what vLLM has not, and its options where it is not the engine. Raises UsageError."""
     if not is_vllm:
         if more:
             raise UsageError(f"{more[0]}: options of vLLM need --engine vllm")
-        return None
+        return
+    if fleet.ray is not None:
+        raise UsageError("--engine vllm: cannot be used with --ray; start each vllm serve, and name it with --upstream")
     refuse_torch_only(options)
-    return vllm_options(more)
 
 
 def make_service(
@@ -253,10 +254,10 @@ def make_service(
 
 
 def opened_backend(
-    options: ServeOptions, fleet: FleetOptions, settings: Settings, store: Store, vllm: VllmOptions | None,
+    options: ServeOptions, fleet: FleetOptions, settings: Settings, store: Store, vllm: Sequence[str] | None,
     num_tenants: int,
 ) -> AbstractContextManager[Backend]:  # fmt: skip
-    """What answers: the model in this process, or replicas of it, with vLLM or without."""
+    """What answers: the model in this process, replicas of it, or servers with vLLM."""
     from pictool.serve.start import start_backend, start_upstream
 
     backend_settings, model = make_backend_settings(options, settings), open_model(settings)
@@ -264,7 +265,7 @@ def opened_backend(
     if vllm is not None:
         from pictool.compiler.compile import CODEC
 
-        active = options.active or vllm.active or _BATCHED
+        active = options.active or _BATCHED
         backend_settings = replace(backend_settings, codec=CODEC, max_active=active, num_tenants=num_tenants)
         require_directory(model)
     if options.upstream:
@@ -273,9 +274,9 @@ def opened_backend(
         key = os.environ.get(_UPSTREAM_KEY)
         return closing(start_upstream(model, store, backend_settings, options.upstream, limit, refuses, key))
     if fleet.ray is not None:
-        return opened_fleet(fleet, model, backend_settings, settings, limit, refuses, vllm)
+        return opened_fleet(fleet, model, backend_settings, settings, limit, refuses)
     if vllm is not None:
-        return fronted_vllm(options, settings, model, store, backend_settings, vllm.given)
+        return fronted_vllm(options, settings, model, store, backend_settings, vllm)
     return start_backend(model, store, backend_settings, limit, refuses, note)
 
 

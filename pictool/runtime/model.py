@@ -221,6 +221,11 @@ class Model:
         return architectures.geometry_of(self.config)
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's K and V through all layers, as objects hold them."""
+        return self.geometry.layers * self.geometry.width * self.torch_dtype.itemsize
+
+    @property
     def max_positions(self) -> int:
         return support.max_positions(self.config)
 

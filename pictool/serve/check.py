@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.engines import engine_of
 from pictool.errors import InputError
-from pictool.fidelity.divergence import MAX_KL, measure_divergence
+from pictool.fidelity.divergence import measure_divergence
 from pictool.fidelity.sample import read_sample
+from pictool.linker.grid import label_of
+from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
+from pictool.serve.work import Backend
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 
-@dataclass(frozen=True)
-class CheckResult:
-    """KL(full ‖ linked) of the first token in nats, the mean over prompts, by which a policy is judged."""
-
-    kl: float
-    limit: float
-
-    @property
-    def is_good(self) -> bool:
-        return self.kl <= self.limit
-
-
-def check_linking(model: Model, policy: Policy, limit: float = MAX_KL, tuned: Path | None = None) -> CheckResult:
-    """Link a few short prompts under a policy, and under full recompute.
+def check_linking(model: Model, policy: Policy, tuned: Path | None = None) -> float:
+    """Link a few short prompts under a policy, and under full recompute; returns the mean KL(full ‖ linked) in nats.
 
     Objects of the check are in a store of its own, which is removed.
 
@@ -47,4 +38,17 @@ def check_linking(model: Model, policy: Policy, limit: float = MAX_KL, tuned: Pa
             (divergence,) = measure_divergence(engine_of(model)(model, Store(root)), [policy], sample=sample)
         except InputError as error:
             raise InputError(f"the start-up check cannot run: {error}; turn it off with --check off") from error
-    return CheckResult(divergence.mean_kl, limit)
+    return divergence.mean_kl
+
+
+def judge(backend: Backend, kl: float, limit: float, refuses: bool, warn: Callable[[str], None]) -> None:
+    """Have a backend answer exactly if the check's KL is above the limit. Raises InputError if it `refuses` instead."""
+    label = label_of(backend.policy)
+    backend.divergence = {label: kl}
+    if kl <= limit:
+        return
+    problem = f"{label}: linked answers of {backend.model} are {kl:.3g} nats from full recompute, more than {limit:g}"
+    if refuses:
+        raise InputError(f"{problem}; try another --algo, or a larger --check-limit")
+    backend.policy, backend.problem = make_policy(BASELINE), problem
+    warn(f"{problem}; requests that name no policy are answered exactly")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pictool.errors import InputError
-from pictool.linker.grid import label_of
-from pictool.linker.policies import BASELINE, make_policy
 from pictool.runtime.support import depends_on_length
 from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
-from pictool.serve.check import check_linking
+from pictool.serve.check import check_linking, judge
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 def start_backend(
     model: Model, store: Store, settings: BackendSettings, limit: float | None, refuses: bool = False,
-    warn: Callable[[str], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None, tuned: Path | None = None,
 ) -> TorchBackend:  # fmt: skip
     """Load the model, and check how far the policy's answers are from full recompute.
 
@@ -29,6 +27,7 @@ def start_backend(
         limit: KL(full ‖ linked) in nats above which the server falls back to exact answers; None: nothing is checked.
         refuses: above it, no server is started.
         warn: called with what the operator should know.
+        tuned: the store whose prompts of `pic tune` are linked, if it has some; None: its own.
 
     Raises:
         InputError: the check failed, and `refuses`. PicError: the model cannot be loaded.
@@ -40,18 +39,7 @@ def start_backend(
     if limit is None or not settings.policy.needs.objects:
         return backend
     try:
-        checked = check_linking(model, settings.policy, limit, store.root)
-        label = label_of(settings.policy)
-        backend.divergence = {label: checked.kl}
-        if not checked.is_good:
-            problem = (
-                f"{label}: linked answers of {backend.model} are {checked.kl:.3g} nats from full recompute, more than "
-                f"{checked.limit:g}"
-            )
-            if refuses:
-                raise InputError(f"{problem}; try another --algo, or a larger --check-limit")
-            backend.policy, backend.problem = make_policy(BASELINE), problem
-            warn(f"{problem}; requests that name no policy are answered exactly")
+        judge(backend, check_linking(model, settings.policy, tuned or store.root), limit, refuses, warn)
     except BaseException:
         backend.close()
         raise

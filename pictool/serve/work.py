@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pictool.core import AnswerFormat, PromptText, Sampling
@@ -417,6 +418,8 @@ class Backend(ABC):
     created: int
     context_length: int
     policy: Policy  # of requests that name none
+    divergence: Mapping[str, float] = MappingProxyType({})  # of the start-up check (`BackendStatus`)
+    problem: str | None = None  # why requests that name no policy are answered exactly
 
     @abstractmethod
     def answer(self, work: AnswerRequest) -> AsyncGenerator[Event, None]:

@@ -18,7 +18,6 @@ from pictool.bench.roofline import Rates
 from pictool.bench.shapes import save_speculative
 from pictool.bench.single_request import run_linked, run_transformers
 from pictool.bench.sync import SyncResult, bench_sync
-from pictool.controller.measuring import token_bytes
 from pictool.errors import InputError
 from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies import make_policy
@@ -46,7 +45,7 @@ def test_full_is_first_and_transformers_last(result: SyncResult) -> None:
 
 
 def test_rows_and_bytes_are_those_of_the_policy(model: Model, result: SyncResult) -> None:
-    every = CONTEXT * token_bytes(model)
+    every = CONTEXT * model.token_bytes
     found = {method.label: (method.samples[0].rows, method.samples[0].bytes_read) for method in result.methods}
     assert found == {
         "full": (PROMPT, 0),

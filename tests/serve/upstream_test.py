@@ -15,7 +15,7 @@ import tiny
 from pictool.engines.vllm.request import SECRET
 from pictool.errors import InputError
 from pictool.linker.grid import parse_policy
-from pictool.routing import RecentRequests
+from pictool.routing import Residency
 from pictool.runtime.model import Model, load_model
 from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.backends.upstream.backend import UpstreamBackend
@@ -80,8 +80,8 @@ def _well(fakes: list[FakeVllm], router: Live) -> Iterator[None]:
         fake.keeps_reports = True
     backend: Any = router.backend
     replicas = backend._replicas
-    replicas._recent = RecentRequests()
-    replicas._recent.keep(replicas._replicas)
+    replicas._residency = Residency()
+    replicas._residency.keep(replicas._replicas)
     for replica in replicas._replicas.values():
         replica.resumes = 0.0
 
@@ -301,7 +301,7 @@ def test_a_model_that_does_not_take_linking_answers_exactly(
         store = Store(fakes[0].store.root)
         return start_upstream(opened(directory), store, SETTINGS, [fakes[0].url], limit, refuses)
 
-    monkeypatch.setattr(UpstreamBackend, "measure", lambda _: measured())
+    monkeypatch.setattr(UpstreamBackend, "_measure", lambda _: measured())
 
     async def measured() -> float:
         return 0.7

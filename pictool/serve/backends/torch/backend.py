@@ -141,8 +141,6 @@ class TorchBackend(Backend):
         self.model, self.created = settings.name or model.name, int(time.time())
         self.context_length = model.max_positions
         self.policy = settings.policy
-        self.divergence: dict[str, float] = {}
-        self.problem: str | None = None
         if settings.separator is not None:
             model.separator = settings.separator
         model.require_policy(settings.policy)

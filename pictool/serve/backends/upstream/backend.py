@@ -17,14 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from pictool.compiler.chunking import make_chunk, make_chunks
 from pictool.compiler.compile import object_key
-from pictool.controller.measuring import token_bytes
 from pictool.core import Chunk, CompileOptions, PromptText, TokenIds
 from pictool.engines.vllm.request import FIELD, MAX_OBJECTS
 from pictool.errors import InputError, PicError
@@ -42,6 +40,7 @@ from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.backends.upstream.engine import LIKELY, UpstreamEngine, coarse_kl, completion_params
 from pictool.serve.backends.upstream.replicas import Delta, Replicas, StreamEnd
 from pictool.serve.channel import Send, compiled_event, events_of
+from pictool.serve.check import judge
 from pictool.serve.errors import ApiError
 from pictool.serve.prompts.explained import explain
 from pictool.serve.prompts.layout import PromptLayout, lay_out, pieces_of
@@ -113,8 +112,6 @@ class UpstreamBackend(Backend):
         self._replicas, self._lives = Replicas(urls, key), lives
         self.created, self.policy = int(time.time()), settings.policy
         self.response_template = getattr(model.tokenizer, "response_template", None)
-        self.divergence: dict[str, float] = {}
-        self.problem: str | None = None
         self.admission = AdmissionControl(settings.max_waiting, settings.max_active, settings.num_tenants)
         self._queries = AdmissionControl(settings.max_waiting, _QUERYING, settings.num_tenants)
         self._threads = ThreadPoolExecutor(_LINKING, "pic-link")
@@ -145,7 +142,7 @@ class UpstreamBackend(Backend):
         longest = self.context_length - Spec(policy=self.policy).objects.sinks - 2
         self._learner = Learner(self._settings.learned_bytes, self._index, self._settings.min_tokens, longest)
         if limit is not None and self.policy.needs.objects:
-            await self._check(limit, refuses)
+            judge(self, await self._measure(), limit, refuses, lambda text: _log.warning("pic: %s", text))
 
     async def disconnect(self) -> None:
         """Close the connections of the event loop that runs, which ends."""
@@ -230,7 +227,7 @@ class UpstreamBackend(Backend):
 
     def _sizes(self, prompt_layout: PromptLayout) -> dict[str, int]:
         """The bytes of a prompt's objects."""
-        return {match.key: token_bytes(self._base) * len(match.tokens) for match in prompt_layout.matches}
+        return {match.key: self._base.token_bytes * len(match.tokens) for match in prompt_layout.matches}
 
     def _finish(self, index: int, delta: Delta, tokens: Sequence[int]) -> FinishEvent:
         """The end of an answer. Raises ApiError: its server ended it."""
@@ -521,17 +518,14 @@ class UpstreamBackend(Backend):
 
     # The start
 
-    async def measure(self, tuned: Path | None = None) -> float:
+    async def _measure(self) -> float:
         """The mean divergence of the check's prompts. Their objects have a salt of their own, and are removed.
-
-        Args:
-            tuned: the store whose prompts of `pic tune` are linked, if it has some; None: its own.
 
         Raises:
             InputError: they cannot be linked.
         """
         engine = await self._apart(self._engine_of(Tenant("check", secrets.token_hex(16))))
-        sample = read_sample(tuned or self._store.root)
+        sample = read_sample(self._store.root)
 
         def run() -> float:
             specs = check_prompts(engine.model, self._settings.policy, self.context_length, sample)
@@ -545,15 +539,3 @@ class UpstreamBackend(Backend):
             found = [Entry.of(path) for path in engine.compiled]
             if entries := [entry for entry in found if entry is not None]:
                 await asyncio.to_thread(remove_all, self._store.root, entries)
-
-    async def _check(self, limit: float, refuses: bool) -> None:
-        """Link a few prompts, and answer exactly if they are far from full recompute. Raises InputError."""
-        label, kl = label_of(self.policy), await self.measure()
-        self.divergence = {label: kl}
-        if kl <= limit:
-            return
-        problem = f"{label}: linked answers of {self.model} are {kl:.3g} nats from full recompute, more than {limit:g}"
-        if refuses:
-            raise InputError(f"{problem}; try another --algo, or a larger --check-limit")
-        self.policy, self.problem = _FULL, problem
-        _log.warning("pic: %s; requests that name no policy are answered exactly", problem)
