@@ -20,10 +20,10 @@ from statistics import fmean
 from typing import Any
 
 from pictool import Store, load_model
-from pictool.eval.algorithms import FULL, parse_algorithms
 from pictool.eval.cases import SpecOptions
 from pictool.eval.datasets.world import World
 from pictool.eval.evaluate import Evaluation, EvaluationOptions, evaluate
+from pictool.eval.policies import FULL, parse_policies
 from pictool.eval.results import CaseResult
 from pictool.eval.statistics import clustered_mean
 from pictool.runtime.machine import machine
@@ -34,7 +34,7 @@ ByLabel = dict[str, list[CaseResult]]  # in the order of the dataset
 
 
 def by_label(evaluation: Evaluation) -> ByLabel:
-    results: ByLabel = {algorithm.label: [] for algorithm in evaluation.algorithms}
+    results: ByLabel = {algorithm.label: [] for algorithm in evaluation.policies}
     for result in evaluation.results:
         results[result.label].append(result)
     return results
@@ -69,7 +69,7 @@ def raw(results: Sequence[CaseResult]) -> dict[str, Any]:
 
 
 def measure(prompts: int, chunks: int, dtype: str, jobs: int, work: Path) -> dict[str, Any]:
-    model, algorithms = load_model("embedded", "cpu", dtype), parse_algorithms(ALGORITHMS)
+    model, algorithms = load_model("embedded", "cpu", dtype), parse_policies(ALGORITHMS)
     dataset = World(prompts=prompts, chunks=chunks)
     evaluations: dict[str, Evaluation] = {}
     for codec in CODECS:

@@ -17,9 +17,9 @@ import torch
 
 from benchmarks import attention_kinds
 from benchmarks.breakdown import bench_breakdown
+from benchmarks.context import ContextOptions, make_prompts
 from benchmarks.gpu import REHEARSAL
-from pictool.bench.context import make_prompts
-from pictool.bench.options import ContextOptions, PromptOptions
+from pictool.bench.options import PromptOptions
 from pictool.bench.prompts import BenchPrompt
 from pictool.bench.repeats import MedianRange, interleave, median_ratio
 from pictool.bench.roofline import Rates, measure_rates

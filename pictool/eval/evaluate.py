@@ -1,13 +1,13 @@
 """`evaluate()`: cases → groups → header → results file → missing tasks → results. It can be killed, and continues.
 
 from pictool import Store, load_model
-from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.datasets import open_dataset
 from pictool.eval.evaluate import evaluate
+from pictool.eval.policies import parse_policies
 from pictool.eval.summary import summarise
 
 dataset = open_dataset("world", {"prompts": "3"})
-done = evaluate(load_model(), Store(), dataset, parse_algorithms(["naive", "legolink-16"]))
+done = evaluate(load_model(), Store(), dataset, parse_policies(["naive", "legolink-16"]))
 for line in summarise(done).lines:
     print(line.label, line.score.mean)
 """
@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING
 
 from pictool.errors import InputError
 from pictool.eval import require_extra
-from pictool.eval.algorithms import FULL, Algorithm
 from pictool.eval.cases import CaseGroup, CaseGroups, SpecOptions, group_cases
 from pictool.eval.datasets.base import Dataset
+from pictool.eval.policies import FULL
 from pictool.eval.results import CaseResult, ResultsFile, ResultsHeader, make_header, open_results
-from pictool.eval.runner import GroupTask, Runner, object_store
-from pictool.eval.workers import make_job, run_here, run_in_processes
+from pictool.eval.runner import GroupTask, Runner, object_store, second_fingerprint
+from pictool.eval.workers import make_config, run_here, run_in_processes
+from pictool.linker.grid import LabelledPolicy
 from pictool.runtime.machine import usable_cores
 from pictool.store.directory import make_within
 from pictool.store.store import Store
@@ -66,7 +67,7 @@ class EvaluationOptions:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A finished evaluation: the results of every case under every algorithm, in order of dataset and tables.
+    """A finished evaluation: the results of every case under every policy, in order of dataset and tables.
 
     Fields:
         groups: ids of the cases that share their documents.
@@ -75,32 +76,32 @@ class Evaluation:
 
     path: Path
     header: ResultsHeader
-    algorithms: tuple[Algorithm, ...]
+    policies: tuple[LabelledPolicy, ...]
     groups: tuple[tuple[str, ...], ...]
     results: tuple[CaseResult, ...]
     skipped: tuple[str, ...]
 
 
 def evaluate(
-    model: Model, store: Store, dataset: Dataset, algorithms: Sequence[Algorithm],
+    model: Model, store: Store, dataset: Dataset, policies: Sequence[LabelledPolicy],
     options: SpecOptions = SpecOptions(), run: EvaluationOptions = EvaluationOptions(), *,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> Evaluation:  # fmt: skip
-    """Answer every case of a dataset under every algorithm, and under `full`, with which all are compared.
+    """Answer every case of a dataset under every policy, and under `full`, with which all are compared.
 
     What the results file already has is not run again.
 
     Args:
         store: its directory holds the results and, apart from its own objects, those of evaluations.
-        algorithms: `full` first, see `parse_algorithms`.
+        policies: `full` first, see `parse_policies`.
         on_progress: called with how many answers are done, of how many; at the start too.
         on_note: called with what a user should know.
 
     Raises:
         PicError: names the case, the file or the option; what was done is in the results file.
     """
-    assert algorithms[0] == FULL, "parse_algorithms puts full first"
+    assert policies[0] == FULL, "parse_policies puts full first"
     require_extra()
     cases = list(dataset.cases())
     grouped = group_cases(model, islice(cases, run.limit), options, run.skip_long)
@@ -111,36 +112,36 @@ def evaluate(
     with open_results(path, header, run.force, on_note) as file:
         if not file.header.is_of_machine(header):
             on_note(f"{path}: was begun on another machine; its times are of both")
-        _require_same_models(model, file, algorithms)
-        tasks = missing_tasks(grouped.groups, algorithms, file.results, options.verifies)
-        total = count_answers(grouped.groups, algorithms, options)
-        _fill(file, model, store, algorithms, tasks, total, run.jobs, on_progress)
-        return _collect(file, algorithms, grouped)
+        _require_same_models(model, file, policies)
+        tasks = missing_tasks(grouped.groups, policies, file.results, options.verifies)
+        total = count_answers(grouped.groups, policies, options)
+        _fill(file, model, store, policies, tasks, total, run.jobs, on_progress)
+        return _collect(file, policies, grouped)
 
 
 def _fill(
-    file: ResultsFile, model: Model, store: Store, algorithms: Sequence[Algorithm], tasks: Sequence[GroupTask],
+    file: ResultsFile, model: Model, store: Store, policies: Sequence[LabelledPolicy], tasks: Sequence[GroupTask],
     total: int, jobs: int, on_progress: Callable[[int, int], None],
 ) -> None:  # fmt: skip
     """Answer what the file lacks, of `total` answers; each group's results are written as soon as they are there."""
     done = total - sum(len(labels) for task in tasks for labels in task.labels.values())
     on_progress(done, total)
-    with closing(_run(model, store, algorithms, tasks, file.header, jobs)) as batches:
+    with closing(_run(model, store, policies, tasks, file.header, jobs)) as batches:
         for results in batches:
             file.append(results)
             done += len(results)
             on_progress(done, total)
 
 
-def _collect(file: ResultsFile, algorithms: Sequence[Algorithm], grouped: CaseGroups) -> Evaluation:
+def _collect(file: ResultsFile, policies: Sequence[LabelledPolicy], grouped: CaseGroups) -> Evaluation:
     ids = tuple(tuple(case.id for case in group.cases) for group in grouped.groups)
-    keys = ((id_, algorithm.label) for group in ids for id_ in group for algorithm in algorithms)
+    keys = ((id_, labelled.label) for group in ids for id_ in group for labelled in policies)
     results = tuple(file.results[key] for key in keys if key in file.results)
-    return Evaluation(file.path, file.header, tuple(algorithms), ids, results, grouped.skipped)
+    return Evaluation(file.path, file.header, tuple(policies), ids, results, grouped.skipped)
 
 
 def missing_tasks(
-    groups: Sequence[CaseGroup], algorithms: Sequence[Algorithm], done: Container[tuple[str, str]],
+    groups: Sequence[CaseGroup], policies: Sequence[LabelledPolicy], done: Container[tuple[str, str]],
     verifies: Callable[[str], bool] = lambda case_id: True,
 ) -> list[GroupTask]:  # fmt: skip
     """What is still to be answered; `done` are the ids and labels of results.
@@ -152,8 +153,8 @@ def missing_tasks(
     for group in groups:
         labels = {
             case.id: tuple(
-                algorithm.label for algorithm in algorithms
-                if (case.id, algorithm.label) not in done and (not algorithm.is_full or verifies(case.id))
+                labelled.label for labelled in policies
+                if (case.id, labelled.label) not in done and (labelled != FULL or verifies(case.id))
             )
             for case in group.cases
         }  # fmt: skip
@@ -163,10 +164,10 @@ def missing_tasks(
     return tasks
 
 
-def count_answers(groups: Sequence[CaseGroup], algorithms: Sequence[Algorithm], options: SpecOptions) -> int:
+def count_answers(groups: Sequence[CaseGroup], policies: Sequence[LabelledPolicy], options: SpecOptions) -> int:
     """How many answers an evaluation has in all."""
     ids = [case.id for group in groups for case in group.cases]
-    return (len(algorithms) - 1) * len(ids) + sum(map(options.verifies, ids))
+    return (len(policies) - 1) * len(ids) + sum(map(options.verifies, ids))
 
 
 def default_jobs(model: Model) -> int:
@@ -192,7 +193,7 @@ def _is_small(model: Model) -> bool:
 def _run(
     model: Model,
     store: Store,
-    algorithms: Sequence[Algorithm],
+    policies: Sequence[LabelledPolicy],
     tasks: Sequence[GroupTask],
     header: ResultsHeader,
     jobs: int,
@@ -205,9 +206,9 @@ def _run(
     most = jobs if threads == 1 else max(1, _cores() // threads)
     count = min(jobs, most, len(tasks))
     if count > 1:
-        yield from run_in_processes(make_job(model, objects, algorithms, threads, codec), tasks, count)
+        yield from run_in_processes(make_config(model, objects, policies, threads, codec), tasks, count)
     else:
-        yield from run_here(Runner(model, objects, algorithms, codec), tasks, threads)
+        yield from run_here(Runner(model, objects, policies, codec), tasks, threads)
 
 
 def _threads(model: Model, jobs: int) -> int:
@@ -221,9 +222,9 @@ def _cores() -> int:
     return usable_cores() or 1
 
 
-def _require_same_models(model: Model, file: ResultsFile, algorithms: Sequence[Algorithm]) -> None:
+def _require_same_models(model: Model, file: ResultsFile, policies: Sequence[LabelledPolicy]) -> None:
     """A model that a policy's field names may have been replaced since its results were made."""
-    named = {each.label: fingerprint for each in algorithms if (fingerprint := each.other_model(model))}
+    named = {each.label: fingerprint for each in policies if (fingerprint := second_fingerprint(model, each.policy))}
     for result in file.results.values():
         if result.label in named and result.other_model != named[result.label]:
             raise InputError(

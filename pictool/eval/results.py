@@ -1,4 +1,4 @@
-"""A results file: a header, then one JSON object per line, each the result of a case under an algorithm.
+"""A results file: a header, then one JSON object per line, each the result of a case under a policy.
 
 The header says what the numbers were made of, so that only an equal experiment continues a file. The file is
 append-only: all results of a group of cases are written at once and synced. A run that was killed is continued; a last
@@ -24,12 +24,23 @@ from pictool.engines.answer_file import lock_output, model_identity
 from pictool.errors import InputError, StoreError
 from pictool.eval.cases import SpecOptions
 from pictool.eval.datasets.base import Case, Dataset
-from pictool.eval.methods import Times
 from pictool.reading import parse_json, shown
 from pictool.runtime.machine import installed, machine
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds. load_s, select_s and recompute_s are parts of ttft_s, as in `Timing`; decode_s comes after it."""
+
+    ttft_s: float
+    load_s: float
+    select_s: float
+    recompute_s: float
+    decode_s: float
+
 
 FORMAT, VERSION = "pictool-eval", 2
 MEASURED = ("timing", "peak_bytes")  # fields of a result that differ from run to run; all others do not
@@ -166,13 +177,13 @@ def _sha256(values: Iterable[Any]) -> str:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """The result of a case under an algorithm: one line of a results file. Fields are its JSON's keys, in this order.
+    """The result of a case under a policy: one line of a results file. Fields are its JSON's keys, in this order.
 
     Fields:
         other_model: fingerprint of a second model that the user named.
         metric: the case's own. scores: by every metric.
-        kl, answer_kl: KL(full ‖ this) in nats, of the first token and of all tokens of full's answer; None for methods,
-            whose prompts are others. They, `agreement` and `common_prefix` are None for a case that is not verified.
+        kl, answer_kl: KL(full ‖ this) in nats, of the first token and of all tokens of full's answer. They and the next
+            two are None for a case that is not verified.
         agreement: share of tokens that are equal to those of `full`, position by position, of the longer answer.
         common_prefix, generated: tokens of the answer. tokens: of the prompt. context: of head and documents.
         rows: mean number of context rows that were computed per layer.
@@ -205,7 +216,7 @@ class CaseResult:
 
     @property
     def row_share(self) -> float:
-        """`rows` as a share of the context; above 1 for methods that call the model several times."""
+        """`rows` as a share of the context."""
         return self.rows / self.context if self.context else 0.0
 
     @property

@@ -1,4 +1,4 @@
-"""From the results of cases to the numbers of a table: a line per algorithm, compared with `full` case by case."""
+"""From the results of cases to the numbers of a table: a line per policy, compared with `full` case by case."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from statistics import fmean, median
 from typing import Any
 
 from pictool.errors import InputError
-from pictool.eval.algorithms import FULL, Algorithm
 from pictool.eval.evaluate import Evaluation
-from pictool.eval.methods import Times
 from pictool.eval.metrics import METRICS
-from pictool.eval.results import CaseResult
+from pictool.eval.policies import FULL
+from pictool.eval.results import CaseResult, Times
 from pictool.eval.statistics import Estimate, clustered_mean
+from pictool.linker.grid import LabelledPolicy
 
 _SIZE = re.compile(r"\b\d+x\d+\b")  # in ids of picbench: number and length of documents
 _ORDER = re.compile(r"(order-\d+x\d+-\d+-\d+)-\d+")  # there: a question over the same documents in another order
@@ -24,7 +24,7 @@ _ORDER = re.compile(r"(order-\d+x\d+-\d+-\d+)-\d+")  # there: a question over th
 
 @dataclass(frozen=True)
 class Line:
-    """An algorithm over all cases. Shares are of 1; times are medians in seconds. Fields are the keys of the JSON.
+    """A policy over all cases. Shares are of 1; times are medians in seconds. Fields are the keys of the JSON.
 
     Fields:
         score: mean by the metric.
@@ -112,7 +112,7 @@ def summarise(evaluation: Evaluation, metric: str | None = None) -> Summary:
     """
     require_metric(metric)
     group_of = _group_of(evaluation.groups)
-    by_label: dict[str, list[CaseResult]] = {algorithm.label: [] for algorithm in evaluation.algorithms}
+    by_label: dict[str, list[CaseResult]] = {labelled.label: [] for labelled in evaluation.policies}
     for result in evaluation.results:
         by_label[result.label].append(result)
     full = {result.id: result for result in by_label[FULL.label]}
@@ -120,7 +120,7 @@ def summarise(evaluation: Evaluation, metric: str | None = None) -> Summary:
         raise InputError(
             "--verify: none of the questions was picked, so there is nothing to compare; name a larger share"
         )
-    every = by_label[evaluation.algorithms[-1].label]
+    every = by_label[evaluation.policies[-1].label]
     kinds, sizes = (_several(map(part, every)) for part in (_kind, _size))
     maker = _LineMaker(full, group_of, metric, kinds, sizes)
     metrics = {metric or result.metric for result in every}
@@ -130,7 +130,7 @@ def summarise(evaluation: Evaluation, metric: str | None = None) -> Summary:
         verified=len(full),
         skipped=evaluation.skipped, kinds=kinds, sizes=sizes,
         tokens=fmean(result.tokens for result in every),
-        lines=[maker.line(algorithm, by_label[algorithm.label]) for algorithm in evaluation.algorithms],
+        lines=[maker.line(labelled, by_label[labelled.label]) for labelled in evaluation.policies],
     )  # fmt: skip
 
 
@@ -173,7 +173,7 @@ class _LineMaker:
         self._full, self._group_of, self._metric = full, group_of, metric
         self._kinds, self._sizes = list(kinds), list(sizes)
 
-    def line(self, algorithm: Algorithm, results: Sequence[CaseResult]) -> Line:
+    def line(self, labelled: LabelledPolicy, results: Sequence[CaseResult]) -> Line:
         scores, groups = [self._score(result) for result in results], [self._group_of[result.id] for result in results]
         pairs = [(result, self._full[result.id]) for result in results if result.id in self._full]
         paired = [self._group_of[result.id] for result, _ in pairs]
@@ -181,9 +181,9 @@ class _LineMaker:
         kls = [result.kl for result, _ in pairs if result.kl is not None]
         whole = [result.answer_kl for result, _ in pairs if result.answer_kl is not None]
         return Line(
-            label=algorithm.label, algo=algorithm.name, params=results[0].params,
+            label=labelled.label, algo=labelled.policy.name, params=results[0].params,
             score=clustered_mean(scores, groups, SCORES),
-            difference=_difference(algorithm, differences, paired),
+            difference=_difference(labelled, differences, paired),
             lost=fmean(difference < 0 for difference in differences),
             won=fmean(difference > 0 for difference in differences),
             kl=clustered_mean(kls, paired) if kls else None,
@@ -229,9 +229,9 @@ def _reordered(pairs: Sequence[tuple[CaseResult, CaseResult]]) -> float | None:
     return fmean(differ) if differ else None
 
 
-def _difference(algorithm: Algorithm, differences: Sequence[float], groups: Sequence[int]) -> Estimate:
+def _difference(labelled: LabelledPolicy, differences: Sequence[float], groups: Sequence[int]) -> Estimate:
     """The mean difference to `full`; that of `full` itself is 0, and no estimate."""
-    if algorithm.is_full:
+    if labelled == FULL:
         return Estimate(0.0, None, None)
     return clustered_mean(differences, groups, (-1.0, 1.0))
 

@@ -6,21 +6,20 @@ import multiprocessing
 import os
 import signal
 import threading
-import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.compiler.compile import CODEC
 from pictool.errors import InputError, PicError
 from pictool.escapes import guard_streams
-from pictool.eval.algorithms import Algorithm
 from pictool.eval.results import CaseResult
 from pictool.eval.runner import GroupTask, Runner
+from pictool.linker.grid import LabelledPolicy
 from pictool.store.remote.remote import Remote
 from pictool.store.signatures import Trust
 from pictool.store.store import Store
@@ -28,7 +27,7 @@ from pictool.store.store import Store
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
-_Workers = dict[Connection, SpawnProcess]
+_opened: list[Runner] = []  # the one of a worker process
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class WorkerConfig:
     fingerprint: str
     store: Path
     remote: Remote | None
-    algorithms: tuple[Algorithm, ...]
+    policies: tuple[LabelledPolicy, ...]
     threads: int
     codec: str
     salt: str = field(repr=False)
@@ -62,20 +61,13 @@ class WorkerConfig:
         model.name = self.name
         if model.fingerprint != self.fingerprint:
             raise InputError(f"{self.name}: was replaced while it was being evaluated; run the command again")
-        return Runner(model, Store(self.store, remote=self.remote, trust=self.trust), self.algorithms, self.codec)
+        return Runner(model, Store(self.store, remote=self.remote, trust=self.trust), self.policies, self.codec)
 
 
-@dataclass(frozen=True)
-class Crash:
-    """A bug in a worker, to be shown by its parent."""
-
-    trace: str
-
-
-def make_job(
-    model: Model, store: Store, algorithms: Sequence[Algorithm], threads: int, codec: str = CODEC
+def make_config(
+    model: Model, objects: Store, policies: Sequence[LabelledPolicy], threads: int, codec: str = CODEC
 ) -> WorkerConfig:
-    """The job of a model on disk.
+    """What processes need for a model that is open here; `objects` is the store of their objects.
 
     Raises:
         InputError: the model is in memory only.
@@ -83,8 +75,8 @@ def make_job(
     if model.directory is None:
         raise InputError(f"{model.name}: is in memory, and other processes cannot open it; use one job")
     return WorkerConfig(
-        model.name, model.directory.absolute(), model.device, model.dtype, model.fingerprint, store.root.absolute(),
-        store.remote, tuple(algorithms), threads, codec, model.salt, store.trust,
+        model.name, model.directory.absolute(), model.device, model.dtype, model.fingerprint,
+        objects.root.absolute(), objects.remote, tuple(policies), threads, codec, model.salt, objects.trust,
     )  # fmt: skip
 
 
@@ -95,78 +87,33 @@ def run_here(runner: Runner, tasks: Sequence[GroupTask], threads: int) -> Iterat
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for task in tasks:
-            yield runner.run(task)
+        yield from map(runner.run, tasks)
     finally:
         torch.set_num_threads(before)
 
 
-def run_in_processes(job: WorkerConfig, tasks: Sequence[GroupTask], count: int) -> Iterator[list[CaseResult]]:
+def run_in_processes(config: WorkerConfig, tasks: Sequence[GroupTask], count: int) -> Iterator[list[CaseResult]]:
     """Run tasks in `count` processes. However this ends, the processes end too.
 
     Raises:
         PicError: of the first task that failed, or of a process that was killed.
     """
-    queue = iter(tasks)
-    with _start_workers(job, count) as workers:
-        busy = {connection for connection in workers if _send_next(connection, queue)}
-        while busy:
-            for ready in wait([*busy]):
-                assert isinstance(ready, Connection)
-                results = _receive(ready, workers[ready])
-                if not _send_next(ready, queue):
-                    busy.remove(ready)
-                yield results
-
-
-def _send_next(connection: Connection, queue: Iterator[GroupTask]) -> bool:
-    """Send the next task to a worker; False if there is none. A dead worker is noticed when it is read from."""
-    task = next(queue, None)
-    if task is not None:
-        try:
-            connection.send(task)
-        except OSError:
-            return True
-    return task is not None
-
-
-def _receive(connection: Connection, process: SpawnProcess) -> list[CaseResult]:
-    """The results of a worker's task. Raises what the worker raised."""
+    others = {*multiprocessing.active_children()}
+    with _interrupts_ignored(), _safe_path():  # the first task starts all processes
+        executor = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _begin)
+        futures = [executor.submit(_run, config, task) for task in tasks]
     try:
-        result = connection.recv()
-    except (EOFError, OSError) as error:
-        process.join(5)
+        for future in as_completed(futures):
+            yield future.result()
+    except BrokenProcessPool as error:
         raise PicError(
-            f"a worker process ended (exit code {process.exitcode}; -9 usually means too little memory); run it again "
-            "with fewer --jobs, it continues"
+            "a worker process ended, usually for too little memory; run it again with fewer --jobs, it continues"
         ) from error
-    if isinstance(result, PicError):
-        raise result
-    if isinstance(result, Crash):
-        raise RuntimeError(f"in a worker process:\n{result.trace}")
-    results: list[CaseResult] = result
-    return results
-
-
-@contextmanager
-def _start_workers(job: WorkerConfig, count: int) -> Iterator[_Workers]:
-    context = multiprocessing.get_context("spawn")
-    workers: _Workers = {}
-    try:
-        with _interrupts_ignored(), _safe_path():
-            for _ in range(count):
-                connection, worker_end = context.Pipe()
-                process = context.Process(target=_work, args=(worker_end, job), daemon=True)
-                process.start()
-                worker_end.close()
-                workers[connection] = process
-        yield workers
     finally:
-        for process in workers.values():
+        executor.shutdown(wait=False, cancel_futures=True)
+        for process in {*multiprocessing.active_children()} - others:
             process.kill()
-        for connection, process in workers.items():
             process.join()
-            connection.close()
 
 
 @contextmanager
@@ -196,26 +143,20 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _work(connection: Connection, job: WorkerConfig) -> None:
-    """The main function of a worker: receives tasks and sends results, until its parent ends it, or is gone."""
+def _begin() -> None:
+    """Prepare a worker process, which ends when its parent is gone, whatever is being computed."""
     guard_streams()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with suppress(EOFError, ConnectionError):
-        try:
-            runner = job.runner()
-            while True:
-                connection.send(runner.run(connection.recv()))
-        except PicError as error:
-            connection.send(error)
-        except (EOFError, ConnectionError):
-            raise
-        except Exception:
-            connection.send(Crash(traceback.format_exc()))
 
 
 def _end_with_parent() -> None:
-    """End at once when the parent is gone, whatever is being computed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+def _run(config: WorkerConfig, task: GroupTask) -> list[CaseResult]:
+    if not _opened:
+        _opened.append(config.runner())
+    return _opened[0].run(task)

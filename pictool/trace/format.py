@@ -36,7 +36,6 @@ from pictool.linker.policies import policies
 from pictool.linker.policies.base import Knob
 from pictool.reading import parse_json, read_file
 from pictool.store.objects.header import DTYPES
-from pictool.trace.html import trace_html
 
 FORMAT, VERSION = "pictool.trace", "2"
 _AGAIN = "link again with --trace"
@@ -120,9 +119,6 @@ class Trace:
         """The policy with the field that sets its cost, for titles; of a policy that is not installed its name."""
         algo, knob = self.report["algo"], knob_of(self.report)
         return algo if knob is None else f"{algo} {knob.field}={self.report['params'][knob.field]:g}"
-
-    def _repr_html_(self) -> str:
-        return trace_html(self)
 
     @property
     def num_documents(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +81,7 @@ class Questions(Dataset):
         yield from self.listed
 
 
-def draw(origin: str, cases: Sequence[Case], limit: int, seed: int) -> Questions:
+def draw(origin: str, cases: Sequence[Case], limit: int) -> Questions:
     """Up to `limit` cases in a random order.
 
     Cases over the same documents make a unit, unless all are over the same ones: then the documents are what the
@@ -90,7 +91,7 @@ def draw(origin: str, cases: Sequence[Case], limit: int, seed: int) -> Questions
     for case in cases:
         groups.setdefault(case.documents, []).append(case)
     units = list(groups.values()) if len(groups) > 1 else [[case] for case in cases]
-    random.Random(f"tune {seed}").shuffle(units)
+    random.Random("tune 0").shuffle(units)
     listed = [(number, case) for number, unit in enumerate(units) for case in unit][:limit]
     return Questions(origin, tuple(case for _, case in listed), tuple(number for number, _ in listed))
 
@@ -157,7 +158,7 @@ def read_corpus(model: Model, names: Sequence[str], chunk_tokens: int | None, pe
     )  # fmt: skip
 
 
-def questions_of_file(name: str, corpus: Corpus, limit: int, seed: int) -> Questions:
+def questions_of_file(name: str, corpus: Corpus, limit: int) -> Questions:
     """The questions of a file: a dataset of `pic eval`, or records of `query` and perhaps `answers` over documents.
 
     Raises:
@@ -166,11 +167,11 @@ def questions_of_file(name: str, corpus: Corpus, limit: int, seed: int) -> Quest
     if name in datasets() or "query" not in (first := first_record(Path(name))).values or "documents" in first.values:
         if corpus.texts:
             raise InputError(f"{name}: names its own documents; leave the others out")
-        return draw(f"questions of {Path(name).name}", list(open_dataset(name, {}).cases()), limit, seed)
+        return draw(f"questions of {Path(name).name}", list(open_dataset(name, {}).cases()), limit)
     if not corpus.texts:
         raise InputError(f"{name}: names no documents; name them before --questions")
     cases = [_own_case(record, corpus) for record in read_records(Path(name))]
-    return draw(f"questions of {Path(name).name}", cases, limit, seed)
+    return draw(f"questions of {Path(name).name}", cases, limit)
 
 
 def _own_case(record: Record, corpus: Corpus) -> Case:
@@ -190,7 +191,7 @@ def fitting(model: Model, questions: Questions, options: SpecOptions) -> tuple[Q
     return replace(questions, listed=listed, units=units), len(skipped)
 
 
-def continued(model: Model, texts: Sequence[str], documents: int, limit: int, seed: int) -> Questions:
+def continued(model: Model, texts: Sequence[str], documents: int, limit: int) -> Questions:
     """Passages of documents, which the model continues with the document before it.
 
     A prompt is some of the documents in a random order, and some words of one of them; the answer is the next words.
@@ -198,7 +199,7 @@ def continued(model: Model, texts: Sequence[str], documents: int, limit: int, se
     Raises:
         InputError: documents of too few words.
     """
-    rng, cases = random.Random(f"tune continue {seed}"), list[Case]()
+    rng, cases = random.Random("tune continue 0"), list[Case]()
     sizes = [len(model.encode(text + model.separator)) for text in texts]
     long = [i for i, text in enumerate(texts) if len(text.split()) > _CUE_WORDS + _CONTINUED_WORDS]
     if not long:
@@ -219,7 +220,7 @@ def continued(model: Model, texts: Sequence[str], documents: int, limit: int, se
 
 
 def written(
-    model: Model, store: Store, texts: Sequence[str], documents: int, limit: int, seed: int,
+    model: Model, store: Store, texts: Sequence[str], documents: int, limit: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Questions:  # fmt: skip
     """Questions that the model writes about passages of the documents. They are kept in the store.
@@ -228,11 +229,11 @@ def written(
         InputError: it writes none.
     """
     count = min(limit, MAX_WRITTEN)
-    path = _written_path(model, store, texts, documents, count, seed)
+    path = _written_path(model, store, texts, documents, count, 0)
     if path.exists():
         cases = [Case(**_tuples(values)) for values in parse_json(read_file(path, _MAX_BYTES))]
     else:
-        cases = list(_write(model, store, texts, documents, count, seed, on_progress))
+        cases = list(_write(model, store, texts, documents, count, on_progress))
         make_within(store.root, "eval", "questions")
         with atomic_write(path, store.root / "tmp") as file:
             file.write(json.dumps([asdict(case) for case in cases]).encode())
@@ -242,12 +243,12 @@ def written(
 
 
 def _write(
-    model: Model, store: Store, texts: Sequence[str], documents: int, count: int, seed: int,
+    model: Model, store: Store, texts: Sequence[str], documents: int, count: int,
     on_progress: Callable[[int, int], None],
 ) -> Iterator[Case]:  # fmt: skip
     from pictool.engines import engine_of
 
-    rng, seen = random.Random(f"tune write {seed}"), set[str]()
+    rng, seen = random.Random("tune write 0"), set[str]()
     sizes = [len(model.encode(text + model.separator)) for text in texts]
     engine, full = engine_of(model)(model, store), make_policy(BASELINE)
     for number in range(count):
@@ -298,8 +299,6 @@ def normalised_cross_entropy(model: Model, texts: Sequence[str], tokens: int = 5
 
     1 is a model that knows nothing, as one with random weights.
     """
-    import math
-
     import torch
     from torch.nn.functional import cross_entropy
 

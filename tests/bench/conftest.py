@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pictool.bench import context, sync
+from pictool.bench import sync
 from pictool.bench.roofline import Rates
 from pictool.bench.shapes import random_model
 from pictool.runtime.model import Model
@@ -18,6 +18,5 @@ def model() -> Model:
 @pytest.fixture
 def rates(monkeypatch: pytest.MonkeyPatch) -> Rates:
     """Rates that take no time to measure."""
-    for module in (sync, context):
-        monkeypatch.setattr(module, "measure_rates", lambda *_: RATES)
+    monkeypatch.setattr(sync, "measure_rates", lambda *_: RATES)
     return RATES

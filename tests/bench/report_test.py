@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pictool.bench.context import bench_context
-from pictool.bench.options import ContextOptions, PromptOptions
+from pictool.bench.options import PromptOptions
 from pictool.bench.roofline import Rates
 from pictool.bench.sync import bench_sync
 from pictool.linker.grid import parse_grid
@@ -33,19 +32,4 @@ def test_sync(model: Model, rates: Rates, tmp_path: Path) -> None:
         ["median", "low", "high"],
         [name for name in MEASUREMENT if name != "tokens"],
         MEASUREMENT,
-    ]
-
-
-def test_context(model: Model, rates: Rates, tmp_path: Path) -> None:
-    options = ContextOptions(start=32, stop=64, chunk_tokens=16, tail_tokens=6, repeats=1)
-    report = bench_context(model, POLICIES, options, tmp_path).report()
-    curve = report["curves"][1]
-    point, growth = curve["points"][0], curve["growth"]
-    assert keys(report, curve, point, point["samples"][0], growth, growth["ttft"]) == [
-        ["lengths", "rates", "curves"],
-        ["label", "params", "points", "out_of_memory", "growth"],
-        ["tokens", "ttft", "recompute_s", "rows", "bytes_read", "peak_bytes", "speedup", "floor_s", "samples"],
-        MEASUREMENT,
-        ["ttft", "long_ttft", "recompute"],
-        ["exponent", "error"],
     ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import importlib.util
 import io
 import json
 import sys
@@ -47,7 +45,7 @@ def steady(report: dict[str, Any]) -> list[Any]:
     return [{name: value for name, value in line.items() if name not in summaries.MEASURED} for line in report["lines"]]
 
 
-def test_the_tables_have_a_line_for_every_algorithm_in_80_columns(run: Run) -> None:
+def test_the_tables_have_a_line_for_every_policy_in_80_columns(run: Run) -> None:
     outcome = run()
     assert outcome.code == 0, outcome.err
     first, *lines = outcome.out.splitlines()
@@ -55,8 +53,8 @@ def test_the_tables_have_a_line_for_every_algorithm_in_80_columns(run: Run) -> N
     assert [line.split()[0] for line in lines if line.startswith(("full", "naive", "lego"))] == [
         *["full", "naive", "legolink-2"] * 3, "naive", "legolink-2",
     ]  # fmt: skip
-    heads = [line.split() for line in lines if line.startswith("algorithm")]
-    assert heads[0] == ["algorithm", "f1", "95", "%", "diff", "95", "%", "lost", "won", "KL", "all", "same"]
+    heads = [line.split() for line in lines if line.startswith("policy")]
+    assert heads[0] == ["policy", "f1", "95", "%", "diff", "95", "%", "lost", "won", "KL", "all", "same"]
     assert heads[1][1:] == ["rows", "TTFT", "speedup", "load", "select", "compute", "tok/s", "peak", "read"]
     kinds = [line.split() for line in lines if line.endswith("y (2)")]
     assert kinds == [["f1", "x", "(1)", "y", "(2)"], ["same", "x", "(1)", "y", "(2)"]]
@@ -82,16 +80,6 @@ def test_json_is_the_summary_and_the_same_in_every_run(run: Run) -> None:
     assert run(json=True).json == first
     other = run(json=True, store="other", algo=["legolink-2", "naive"]).json
     assert steady(other) == steady(first)
-
-
-def test_a_page_has_the_tables_two_pictures_and_the_numbers(run: Run) -> None:
-    outcome = run(html="page.html")
-    assert outcome.code == 0 and "pic: wrote page.html" in outcome.err.splitlines()
-    page = Path("page.html").read_text()
-    assert page.count('src="data:image/svg+xml;base64,') == 2 == page.count("src=") and "http-equiv" not in page
-    text = html.unescape(page)
-    assert outcome.out.splitlines()[0] in text and json.loads(text.partition('id="data">')[2].partition("</pre>")[0])
-    assert "q.jsonl: is also an input" in run(html="q.jsonl").err
 
 
 def test_many_kinds_are_rows() -> None:
@@ -161,8 +149,6 @@ def test_cases_that_are_left_out_are_told(run: Run) -> None:
         ({"p": "prompts=3"}, 1, "plain has no field 'prompts'"),
         ({"algo": "lego"}, 2, "algorithm 'lego': must be one of"),
         ({"query_template": "?"}, 1, "query template '?': must contain {query}"),
-        ({"plot": "p.pdf"}, 2, "--plot p.pdf: must end in .svg or .png; both are written"),
-        ({"plot": "q.svg/p.svg", "dataset": "q.jsonl"}, 1, "--plot q.svg/p.svg: q.svg is not a directory"),
     ],
 )
 def test_what_is_refused(run: Run, options: dict[str, Any], code: int, message: str) -> None:
@@ -170,22 +156,6 @@ def test_what_is_refused(run: Run, options: dict[str, Any], code: int, message: 
     outcome = run(**options)
     assert (outcome.code, outcome.out) == (code, "")
     assert message in outcome.err and len(outcome.err.splitlines()) == 1
-    assert not Path("st").exists()
-
-
-def test_a_plot_is_both_files(run: Run) -> None:
-    pytest.importorskip("matplotlib")
-    outcome = run(plot="out/p.svg")
-    assert "pic: wrote out/p.svg and out/p.png" in outcome.err
-    assert Path("out/p.svg").exists() and Path("out/p.png").exists()
-
-
-def test_without_matplotlib_a_plot_is_refused_before_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    outcome = run(plot="p.svg")
-    assert outcome.err == "pic: error: --plot: needs matplotlib; install pictool[plot], or leave --plot out\n"
-    refused = run(html="page.html").err
-    assert refused == "pic: error: --html: needs matplotlib; install pictool[plot], or leave --html out\n"
     assert not Path("st").exists()
 
 

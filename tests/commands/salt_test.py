@@ -18,8 +18,8 @@ from pictool.commands.settings.salt import is_weak, most_bits
 from pictool.commands.settings.settings import Settings, read_settings
 from pictool.commands.tui_process.worker import TuiWorker
 from pictool.errors import InputError, TraceError
-from pictool.eval.algorithms import parse_algorithms
-from pictool.eval.workers import make_job
+from pictool.eval.policies import parse_policies
+from pictool.eval.workers import make_config
 from pictool.runtime.model import load_model
 from pictool.store.store import Store
 from pictool.trace.format import read_trace
@@ -178,7 +178,7 @@ def test_the_screens_model_has_the_salt(salted_trace: Path) -> None:
 
 
 def test_processes_of_evaluations_have_the_salt(model: Path, store: Store) -> None:
-    job = make_job(load_model(str(model), "cpu", "float32", SALT), store, parse_algorithms(["naive"]), 1)
+    job = make_config(load_model(str(model), "cpu", "float32", SALT), store, parse_policies(["naive"]), 1)
     threads = torch.get_num_threads()
     runner = job.runner()
     torch.set_num_threads(threads)
@@ -199,16 +199,14 @@ def test_evaluations_compile_with_the_salt(model: Path, texts: tuple[Path, Path]
 def test_benches_have_the_salt_and_do_not_keep_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings().override(salt=SALT, device="cpu")
     for options in (BenchOptions(shape="tiny"), BenchOptions(model=str(model))):
-        assert open_bench_model(options, settings, "tiny", 0).salt == SALT
-    monkeypatch.setattr(sys, "argv", ["pic", "bench", "sync", "--salt", SALT, f"--salt={SALT}", "--salt-file", "f"])
+        assert open_bench_model(options, settings).salt == SALT
+    monkeypatch.setattr(sys, "argv", ["pic", "bench", "--salt", SALT, f"--salt={SALT}", "--salt-file", "f"])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # a program, and no module of -m
-    assert command_line() == "pic bench sync --salt ... --salt=... --salt-file f"
+    assert command_line() == "pic bench --salt ... --salt=... --salt-file f"
     assert SALT not in repr(settings)
 
 
 def test_every_command_with_a_model_takes_a_salt() -> None:
-    commands = ("compile", "link", "plan", "inspect", "eval", "tui", *(f"bench {name}" for name in (
-        "sync", "context",
-    )))  # fmt: skip
+    commands = ("compile", "link", "plan", "inspect", "eval", "tui", "bench")
     for command in commands:
-        assert pic(*command.split(), "--help").out.count("--salt") == 2, command
+        assert pic(command, "--help").out.count("--salt") == 2, command

@@ -17,9 +17,9 @@ from eval.shared import CASES, SPECS, CaseList, case, model, model_directory, nu
 from pictool.api import compile
 from pictool.errors import InputError
 from pictool.eval import evaluate as evaluations
-from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.cases import SpecOptions
 from pictool.eval.evaluate import default_jobs, evaluate
+from pictool.eval.policies import parse_policies
 from pictool.eval.runner import Runner
 from pictool.runtime.model import wrap_model
 from pictool.store.objects.format import CompiledChunk
@@ -50,7 +50,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
 
 def test_a_row_for_every_case_and_label_in_order_of_dataset_and_table(store: Store) -> None:
     done = run(store)
-    labels = [algorithm.label for algorithm in parse_algorithms(SPECS)]
+    labels = [labelled.label for labelled in parse_policies(SPECS)]
     assert [(row.id, row.label) for row in done.results] == [(case.id, label) for case in CASES for label in labels]
     assert done.groups == (("one", "two"), ("three",), ("four",))
 
@@ -76,7 +76,7 @@ def test_numbers_do_not_depend_on_what_the_store_holds(store: Store, expected: l
 def test_numbers_do_not_depend_on_which_policies_and_cases_came_before(
     store: Store, expected: list[dict[str, Any]]
 ) -> None:
-    for specs in (["legolink-0"], ["mapreduce:summary_tokens=3"], SPECS):
+    for specs in (["legolink-0"], ["legolink-2"], SPECS):
         for limit in (2, 4):
             done = run(store, specs, limit=limit, output=Path("r.jsonl"))
     assert numbers(done) == expected
@@ -144,7 +144,7 @@ def test_progress_counts_what_is_done_already(store: Store) -> None:
         model(),
         store,
         CaseList(),
-        parse_algorithms(["naive"]),
+        parse_policies(["naive"]),
         on_progress=lambda done, total: progress.append((done, total)),
     )
     assert progress == [(4, 8), (6, 8), (8, 8)]
@@ -154,7 +154,7 @@ def test_times_of_another_machine_are_told(store: Store) -> None:
     done = run(store, ["naive"], limit=2)
     done.path.write_text(done.path.read_text().replace('"cores": ', '"cores": 9'))
     notes: list[str] = []
-    evaluate(model(), store, CaseList(), parse_algorithms(["naive"]), on_note=notes.append)
+    evaluate(model(), store, CaseList(), parse_policies(["naive"]), on_note=notes.append)
     assert notes == [f"{done.path}: was begun on another machine; its times are of both"]
 
 

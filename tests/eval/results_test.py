@@ -14,8 +14,7 @@ from eval.shared import CASES, CaseList, case, model
 
 from pictool.errors import InputError
 from pictool.eval.cases import SpecOptions
-from pictool.eval.methods import Times
-from pictool.eval.results import MEASURED, CaseResult, ResultsHeader, make_header, open_results, settings_of
+from pictool.eval.results import MEASURED, CaseResult, ResultsHeader, Times, make_header, open_results, settings_of
 from pictool.runtime.machine import installed
 
 PATH = Path("out/results.jsonl")

@@ -12,9 +12,18 @@ import pytest
 import torch
 from scipy.stats import linregress
 
-from pictool.bench import context
-from pictool.bench.context import ContextResult, Curve, CurvePoint, Growth, bench_context, longer_half, make_prompts
-from pictool.bench.options import ContextOptions
+from benchmarks import context
+from benchmarks.context import (
+    ContextOptions,
+    ContextResult,
+    Curve,
+    CurvePoint,
+    Growth,
+    bench_context,
+    longer_half,
+    make_prompts,
+    plot_context,
+)
 from pictool.bench.repeats import MedianRange
 from pictool.bench.roofline import Rates
 from pictool.bench.single_request import run_linked
@@ -24,6 +33,14 @@ from pictool.runtime.model import Model
 from pictool.store.store import Store
 
 OPTIONS = ContextOptions(start=64, stop=300, chunk_tokens=24, tail_tokens=8, repeats=1)
+
+
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> Rates:
+    """Rates that take no time to measure."""
+    found = Rates(copy_bytes_s=1e9, flops_s=1e9)
+    monkeypatch.setattr(context, "measure_rates", lambda *_: found)
+    return found
 
 
 def test_prompts_have_exactly_these_tokens_and_chunks_of_one_size(model: Model, store: Store) -> None:
@@ -98,8 +115,12 @@ def test_the_last_length_must_fit_the_model(model: Model, tmp_path: Path) -> Non
         bench_context(model, parse_grid(["naive"]), ContextOptions(stop=1 << 18), tmp_path)
 
 
-def test_a_result_without_curves_is_empty() -> None:
-    assert ContextResult((1,), Rates(1.0, 1.0), ()).report()["curves"] == []
+def test_a_picture_is_svg_and_png_with_the_exponents() -> None:
+    result = ContextResult((1024, 2048), Rates(1.0, 1.0), (curve([1, 4], [1, 4]), Curve("y", {}, (), 1024)))
+    plot_context(result, "a title", "out")
+    text = Path("out.svg").read_text()
+    assert all(f"<!-- {shown} -->" in text for shown in ("a title", "x", "2.00; -"))
+    assert Path("out.png").read_bytes()[:4] == b"\x89PNG"
 
 
 # Growth
