@@ -58,7 +58,7 @@ def parts_of(doctor: Any, model: str, data: Sequence[str], folder: Path) -> dict
     }
     for number, name in enumerate(data, 1):
         part = f"answers-{number}"
-        more = ("--limit", "128", *algos, *chosen, "--skip-long", "-o", str(folder / f"{part}.jsonl"))
+        more = ("--limit", "128", *algos, *chosen, "-o", str(folder / f"{part}.jsonl"))
         parts[part] = ("eval", name, *more)
     return parts
 

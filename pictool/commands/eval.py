@@ -65,8 +65,6 @@ class EvalOptions:
     limit: Annotated[Optional[int], option("--limit", "N", "Ask only the first N questions.", min=1)] = None
     jobs: Annotated[Optional[int], option("--jobs", "N", "Processes, with one thread each (by machine).", min=1)] = None
     metric: Annotated[Optional[str], option("--metric", "NAME", "f1, em, rouge_l or contains (the dataset's).")] = None
-    skip_long: Annotated[bool, option("--skip-long", None, "Skip prompts that do not fit the model.")] = False
-    force: Annotated[bool, option("--force", None, "Start a new results file.")] = False
     params: Annotated[list[str], option("-p", "FIELD=VALUE", "Set a field of the dataset; repeatable.", DATASET)] = (
         field(default_factory=list)
     )
@@ -84,9 +82,6 @@ class EvalOptions:
     stop: Annotated[
         list[str], option("--stop", "TEXT", "End answers at this text; repeatable (the dataset's).", ANSWER)
     ] = field(default_factory=list)
-    verify: Annotated[
-        float, option("--verify", "SHARE", "Compare this share of the questions with full recompute.", ANSWER)
-    ] = 1.0
     chunk_tokens: ChunkOption = None
     codec: Annotated[
         Optional[str], option("--codec", "NAME", "Codec of stored KV (none). A wrong name lists all.", COMPILING)
@@ -122,7 +117,6 @@ def run_eval(options: EvalOptions, settings: Settings) -> None:
     run = EvaluationOptions(
         output=None if options.output is None else Path(options.output),
         limit=options.limit, jobs=default_jobs(model) if options.jobs is None else options.jobs,
-        skip_long=options.skip_long, force=options.force,
     )  # fmt: skip
     with answers_bar(title(dataset, model)) as bar:
         done = evaluate(model, store, dataset, policies, spec_options, run, on_progress=bar, on_note=note)
@@ -151,7 +145,6 @@ def make_spec_options(options: EvalOptions) -> SpecOptions:
         max_new_tokens=options.max_new_tokens,
         codec=options.codec or CODEC,
         stop=tuple(options.stop),
-        verify=options.verify,
     )
 
 
@@ -170,8 +163,7 @@ def print_summary(summary: Summary, console: Console) -> None:
     console.print(
         f"{summary.title}: {count(summary.questions, 'question')} over {count(summary.units, 'set')} of documents, "
         f"{summary.tokens:.0f} tokens a prompt; {model['name']}, {model['dtype']} on {model['device']}, "
-        f"{count(summary.header['threads'], 'thread')}"
-        + ("" if summary.verified == summary.questions else f"; full on {summary.verified} of the questions"),
+        f"{count(summary.header['threads'], 'thread')}",
         soft_wrap=True,
     )
     for table in (quality_table(summary), cost_table(summary), *parts_tables(summary)):

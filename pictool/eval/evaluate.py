@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from pictool.errors import InputError
 from pictool.eval import require_extra
-from pictool.eval.cases import CaseGroup, CaseGroups, SpecOptions, group_cases
+from pictool.eval.cases import CaseGroup, SpecOptions, group_cases
 from pictool.eval.datasets.base import Dataset
 from pictool.eval.policies import FULL
 from pictool.eval.results import CaseResult, ResultsFile, ResultsHeader, make_header, open_results
@@ -49,15 +49,11 @@ class EvaluationOptions:
         limit: only the first cases.
         jobs: processes; more than one need a `__main__` that can be imported. Each has one thread if there are several,
             or the model is small, else as many as torch takes.
-        skip_long: leave out cases that do not fit the model, instead of refusing them.
-        force: begin the results file anew.
     """
 
     output: Path | None = None
     limit: int | None = None
     jobs: int = 1
-    skip_long: bool = False
-    force: bool = False
 
     def __post_init__(self) -> None:
         for option, value in (("--limit", self.limit), ("--jobs", self.jobs)):
@@ -104,70 +100,44 @@ def evaluate(
     assert policies[0] == FULL, "parse_policies puts full first"
     require_extra()
     cases = list(dataset.cases())
-    grouped = group_cases(model, islice(cases, run.limit), options, run.skip_long)
+    grouped = group_cases(model, islice(cases, run.limit), options)
     if not grouped.groups:
         raise InputError(f"{dataset.name}: none of the {len(grouped.skipped)} cases fits {model.name}")
     header = make_header(model, dataset, cases, options, _threads(model, run.jobs))
     path = run.output or make_within(store.root, "eval", "results") / f"{header.digest[:12]}.jsonl"
-    with open_results(path, header, run.force, on_note) as file:
+    with open_results(path, header, on_note) as file:
         if not file.header.is_of_machine(header):
             on_note(f"{path}: was begun on another machine; its times are of both")
         _require_same_models(model, file, policies)
-        tasks = missing_tasks(grouped.groups, policies, file.results, options.verifies)
-        total = count_answers(grouped.groups, policies, options)
-        _fill(file, model, store, policies, tasks, total, run.jobs, on_progress)
-        return _collect(file, policies, grouped)
-
-
-def _fill(
-    file: ResultsFile, model: Model, store: Store, policies: Sequence[LabelledPolicy], tasks: Sequence[GroupTask],
-    total: int, jobs: int, on_progress: Callable[[int, int], None],
-) -> None:  # fmt: skip
-    """Answer what the file lacks, of `total` answers; each group's results are written as soon as they are there."""
-    done = total - sum(len(labels) for task in tasks for labels in task.labels.values())
-    on_progress(done, total)
-    with closing(_run(model, store, policies, tasks, file.header, jobs)) as batches:
-        for results in batches:
-            file.append(results)
-            done += len(results)
-            on_progress(done, total)
-
-
-def _collect(file: ResultsFile, policies: Sequence[LabelledPolicy], grouped: CaseGroups) -> Evaluation:
-    ids = tuple(tuple(case.id for case in group.cases) for group in grouped.groups)
-    keys = ((id_, labelled.label) for group in ids for id_ in group for labelled in policies)
-    results = tuple(file.results[key] for key in keys if key in file.results)
-    return Evaluation(file.path, file.header, tuple(policies), ids, results, grouped.skipped)
+        tasks = missing_tasks(grouped.groups, policies, file.results)
+        total = len(policies) * sum(len(group.cases) for group in grouped.groups)
+        done = total - sum(len(labels) for task in tasks for labels in task.labels.values())
+        on_progress(done, total)
+        with closing(_run(model, store, policies, tasks, file.header, run.jobs)) as batches:
+            for results in batches:
+                file.append(results)
+                done += len(results)
+                on_progress(done, total)
+        ids = tuple(tuple(case.id for case in group.cases) for group in grouped.groups)
+        keys = ((id_, labelled.label) for group in ids for id_ in group for labelled in policies)
+        found = tuple(file.results[key] for key in keys)
+        return Evaluation(path, file.header, tuple(policies), ids, found, grouped.skipped)
 
 
 def missing_tasks(
-    groups: Sequence[CaseGroup], policies: Sequence[LabelledPolicy], done: Container[tuple[str, str]],
-    verifies: Callable[[str], bool] = lambda case_id: True,
-) -> list[GroupTask]:  # fmt: skip
-    """What is still to be answered; `done` are the ids and labels of results.
-
-    Args:
-        verifies: whether the case of this id is answered under `full` too.
-    """
+    groups: Sequence[CaseGroup], policies: Sequence[LabelledPolicy], done: Container[tuple[str, str]]
+) -> list[GroupTask]:
+    """What is still to be answered; `done` are the ids and labels of results."""
     tasks = []
     for group in groups:
         labels = {
-            case.id: tuple(
-                labelled.label for labelled in policies
-                if (case.id, labelled.label) not in done and (labelled != FULL or verifies(case.id))
-            )
+            case.id: tuple(labelled.label for labelled in policies if (case.id, labelled.label) not in done)
             for case in group.cases
-        }  # fmt: skip
+        }
         missing = {case_id: some for case_id, some in labels.items() if some}
         if missing:
-            tasks.append(GroupTask(group, missing, frozenset(filter(verifies, missing))))
+            tasks.append(GroupTask(group, missing))
     return tasks
-
-
-def count_answers(groups: Sequence[CaseGroup], policies: Sequence[LabelledPolicy], options: SpecOptions) -> int:
-    """How many answers an evaluation has in all."""
-    ids = [case.id for group in groups for case in group.cases]
-    return (len(policies) - 1) * len(ids) + sum(map(options.verifies, ids))
 
 
 def default_jobs(model: Model) -> int:
@@ -229,5 +199,5 @@ def _require_same_models(model: Model, file: ResultsFile, policies: Sequence[Lab
         if result.label in named and result.other_model != named[result.label]:
             raise InputError(
                 f"{file.path}: its rows of {result.label} were made with another model at the same path; name another "
-                "file with -o, or begin it anew with --force"
+                "file with -o"
             )

@@ -87,16 +87,6 @@ class ResultsHeader:
         """Of the identity (hex)."""
         return _sha256([self.identity])
 
-    def describe(self, field: str) -> str:
-        """A field of the identity, for people."""
-        if field == "dataset":
-            params = ", ".join(f"{name}={value}" for name, value in self.dataset["params"].items())
-            return f"{self.dataset['name']} ({params}; content {self.dataset['sha256'][:12]})"
-        if field == "model":
-            name, mark = self.model["name"], _sha256([self.identity["model"]])[:12]
-            return f"{name} ({self.model['dtype']} on {self.model['device']}; {mark})"
-        return json.dumps(self.identity.get(field), ensure_ascii=False)
-
     @property
     def title(self) -> str:
         """What a table or a picture calls the dataset: the name of its file, if it has one."""
@@ -111,15 +101,14 @@ class ResultsHeader:
         """Refuse to continue this header's file with another experiment.
 
         Raises:
-            InputError: names what differs, on both sides.
+            InputError: names what differs.
         """
         here, there = other.identity, self.identity
         different = [name for name in {**here, **there} if here.get(name) != there.get(name)]
         if different:
-            sides = "; ".join(f"{name} {self.describe(name)} there, {other.describe(name)} here" for name in different)
             raise InputError(
-                f"{path}: holds results of another experiment: {sides}. Name another file with -o, or begin it anew "
-                "with --force"
+                f"{path}: holds results of another experiment, which differs in {', '.join(different)}; name another "
+                "file with -o"
             )
 
     @classmethod
@@ -134,7 +123,7 @@ class ResultsHeader:
             raise InputError(f"is of version {version}, but this pictool reads version {VERSION}")
         try:
             header = cls(**values)
-            _ = header.digest, header.describe("dataset"), header.describe("model"), header.title
+            _ = header.digest, header.title
             _ = header.is_of_machine(header)
             _ = range(header.threads)
         except (KeyError, TypeError, AttributeError) as error:
@@ -162,8 +151,8 @@ def make_header(
 
 
 def settings_of(options: SpecOptions) -> dict[str, Any]:
-    """The options as JSON has them; without stop texts, a share and a separator as before there were any."""
-    said = {"stop": bool(options.stop), "verify": options.verify < 1, "separator": options.separator is not None}
+    """The options as JSON has them; without stop texts and a separator as before there were any."""
+    said = {"stop": bool(options.stop), "separator": options.separator is not None}
     settings = {**asdict(options), "stop": list(options.stop)}
     return {name: value for name, value in settings.items() if said.get(name, True)}
 
@@ -182,8 +171,8 @@ class CaseResult:
     Fields:
         other_model: fingerprint of a second model that the user named.
         metric: the case's own. scores: by every metric.
-        kl, answer_kl: KL(full ‖ this) in nats, of the first token and of all tokens of full's answer. They and the next
-            two are None for a case that is not verified.
+        kl, answer_kl: KL(full ‖ this) in nats, of the first token and of all tokens of full's answer. Files of
+            earlier versions have rows without them.
         agreement: share of tokens that are equal to those of `full`, position by position, of the longer answer.
         common_prefix, generated: tokens of the answer. tokens: of the prompt. context: of head and documents.
         rows: mean number of context rows that were computed per layer.
@@ -283,12 +272,11 @@ class ResultsFile:
 
 @contextmanager
 def open_results(
-    path: Path, header: ResultsHeader, force: bool = False, on_note: Callable[[str], None] = lambda _: None
+    path: Path, header: ResultsHeader, on_note: Callable[[str], None] = lambda _: None
 ) -> Iterator[ResultsFile]:
     """Continue the results file of the experiment that `header` describes, or begin it.
 
     Args:
-        force: begin anew, whatever experiment the file holds.
         on_note: called with what was dropped.
 
     Raises:
@@ -303,7 +291,7 @@ def open_results(
         data = file.read()
         if not _is_results_file(data):
             raise InputError(f"{path}: is not a results file of pic eval; name another with -o")
-        lines = [] if force else data.split(b"\n")[:-1]  # without what comes after the last line break
+        lines = data.split(b"\n")[:-1]  # without what comes after the last line break
         if not lines:
             file.truncate(0)
             _write(path, file, [header.report()])
@@ -328,9 +316,7 @@ def _read_header(path: Path, line: bytes) -> ResultsHeader:
     try:
         return ResultsHeader.from_json(_parse(line))
     except InputError as error:
-        raise InputError(
-            f"{path}: line 1: {error}; name another file with -o, or start it anew with --force"
-        ) from error
+        raise InputError(f"{path}: line 1: {error}; name another file with -o") from error
 
 
 def _read_results(path: Path, lines: Sequence[bytes]) -> tuple[dict[tuple[str, str], CaseResult], bool]:

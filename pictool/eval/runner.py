@@ -36,17 +36,10 @@ WARM_UP = "Once upon a time.\n"
 
 @dataclass(frozen=True)
 class GroupTask:
-    """A group of cases, and by each case's id the labels of the policies that are still to answer it.
-
-    `verified` are the ids of those that are compared with `full`; None: all.
-    """
+    """A group of cases, and by each case's id the labels of the policies that are still to answer it."""
 
     group: CaseGroup
     labels: Mapping[str, tuple[str, ...]]
-    verified: frozenset[str] | None = None
-
-    def is_verified(self, case_id: str) -> bool:
-        return self.verified is None or case_id in self.verified
 
 
 class Runner:
@@ -72,7 +65,7 @@ class Runner:
         self._warm_up(labels)
         cases = [case for case in task.group.cases if case.id in task.labels]
         self._compile(task.group.chunks, {case.frame.head for case in cases}, labels)
-        return [result for case in cases for result in self._results(case, task)]
+        return [result for case in cases for result in self._results(case, task.labels[case.id])]
 
     def _warm_up(self, labels: set[str]) -> None:
         """Answer a small question under every policy, so that no first case is timed with the start-up."""
@@ -99,12 +92,11 @@ class Runner:
             named = [head for head in encoded if head.tokens]
             compile_chunks(self._model, self._store, named, options, alone=True, check=False)
 
-    def _results(self, case: PreparedCase, task: GroupTask) -> Iterator[CaseResult]:
-        full = self._answer(case, FULL.label) if task.is_verified(case.id) else None
-        exact = None if full is None else FullAnswer.of(full[0])
-        for label in task.labels[case.id]:
-            is_full = label == FULL.label and full is not None
-            answer, peak_bytes = full if is_full and full else self._answer(case, label)
+    def _results(self, case: PreparedCase, labels: Sequence[str]) -> Iterator[CaseResult]:
+        full = self._answer(case, FULL.label)
+        exact = FullAnswer.of(full[0])
+        for label in labels:
+            answer, peak_bytes = full if label == FULL.label else self._answer(case, label)
             named = LabelledPolicy(label, self._policies[label])
             yield make_result(case, named, self._second_models[label], answer, exact, peak_bytes)
 
@@ -146,9 +138,9 @@ class FullAnswer:
 
 def make_result(
     prepared: PreparedCase, labelled: LabelledPolicy, other_model: str | None, answer: Answer,
-    full: FullAnswer | None, peak_bytes: int | None,
+    full: FullAnswer, peak_bytes: int | None,
 ) -> CaseResult:  # fmt: skip
-    """Score an answer, and compare it with that of `full`, if the case is verified."""
+    """Score an answer, and compare it with that of `full`."""
     case, linked, timing = prepared.case, answer.linked, answer.timing
     return CaseResult(
         id=case.id, label=labelled.label, kind=case.kind, algo=labelled.policy.name,
@@ -161,13 +153,11 @@ def make_result(
     )  # fmt: skip
 
 
-def _against(answer: Answer, full: FullAnswer | None) -> dict[str, Any]:
+def _against(answer: Answer, full: FullAnswer) -> dict[str, Any]:
     """The fields of a result that compare it with `full`."""
     from pictool.engines.base import first_token_kl
     from pictool.runtime.decode import forced_logits
 
-    if full is None:
-        return dict.fromkeys(("kl", "answer_kl", "agreement", "common_prefix"))
     tokens = answer.generated.tokens
     same = [a == b for a, b in zip(tokens, full.tokens, strict=False)]
     pairs = zip(full.logits, forced_logits(answer.linked.image, full.tokens), strict=True)

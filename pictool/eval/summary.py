@@ -77,7 +77,6 @@ class Summary:
         title: of the dataset.
         metric: the name of the score's metric, or "score" where cases have several.
         units: groups of cases that share their documents.
-        verified: questions that `full` answered too; its own line, and all that compares with it, is of these.
         kinds: questions of each kind; empty if there is one kind only.
         sizes: questions of each number and length of documents ("8x200"), where the ids of cases have it.
         tokens: mean of the prompts.
@@ -89,7 +88,6 @@ class Summary:
     metric: str
     questions: int
     units: int
-    verified: int
     skipped: Sequence[str]
     kinds: Mapping[str, int]
     sizes: Mapping[str, int]
@@ -116,10 +114,6 @@ def summarise(evaluation: Evaluation, metric: str | None = None) -> Summary:
     for result in evaluation.results:
         by_label[result.label].append(result)
     full = {result.id: result for result in by_label[FULL.label]}
-    if not full:
-        raise InputError(
-            "--verify: none of the questions was picked, so there is nothing to compare; name a larger share"
-        )
     every = by_label[evaluation.policies[-1].label]
     kinds, sizes = (_several(map(part, every)) for part in (_kind, _size))
     maker = _LineMaker(full, group_of, metric, kinds, sizes)
@@ -127,7 +121,6 @@ def summarise(evaluation: Evaluation, metric: str | None = None) -> Summary:
     return Summary(
         title=evaluation.header.title, results=str(evaluation.path), header=evaluation.header.report(),
         metric=metrics.pop() if len(metrics) == 1 else "score", questions=len(every), units=len(set(group_of.values())),
-        verified=len(full),
         skipped=evaluation.skipped, kinds=kinds, sizes=sizes,
         tokens=fmean(result.tokens for result in every),
         lines=[maker.line(labelled, by_label[labelled.label]) for labelled in evaluation.policies],
@@ -164,7 +157,7 @@ def require_metric(metric: str | None) -> None:
 
 
 class _LineMaker:
-    """Makes lines of results; what compares with `full` is of the cases that it answered."""
+    """Makes lines of results."""
 
     def __init__(
         self, full: Mapping[str, CaseResult], group_of: Mapping[str, int], metric: str | None,
@@ -175,22 +168,21 @@ class _LineMaker:
 
     def line(self, labelled: LabelledPolicy, results: Sequence[CaseResult]) -> Line:
         scores, groups = [self._score(result) for result in results], [self._group_of[result.id] for result in results]
-        pairs = [(result, self._full[result.id]) for result in results if result.id in self._full]
-        paired = [self._group_of[result.id] for result, _ in pairs]
+        pairs = [(result, self._full[result.id]) for result in results]
         differences = [self._score(result) - self._score(full) for result, full in pairs]
-        kls = [result.kl for result, _ in pairs if result.kl is not None]
-        whole = [result.answer_kl for result, _ in pairs if result.answer_kl is not None]
+        kls = [result.kl for result in results if result.kl is not None]
+        whole = [result.answer_kl for result in results if result.answer_kl is not None]
         return Line(
             label=labelled.label, algo=labelled.policy.name, params=results[0].params,
             score=clustered_mean(scores, groups, SCORES),
-            difference=_difference(labelled, differences, paired),
+            difference=_difference(labelled, differences, groups),
             lost=fmean(difference < 0 for difference in differences),
             won=fmean(difference > 0 for difference in differences),
-            kl=clustered_mean(kls, paired) if kls else None,
-            answer_kl=clustered_mean(whole, paired) if whole else None,
+            kl=clustered_mean(kls, groups) if kls else None,
+            answer_kl=clustered_mean(whole, groups) if whole else None,
             same_answer=fmean(result.answer == full.answer for result, full in pairs),
-            agreement=fmean(result.agreement or 0.0 for result, _ in pairs),
-            common_prefix=fmean(result.common_prefix or 0 for result, _ in pairs),
+            agreement=fmean(result.agreement or 0.0 for result in results),
+            common_prefix=fmean(result.common_prefix or 0 for result in results),
             rows=fmean(result.rows for result in results), row_share=fmean(result.row_share for result in results),
             timing=_median_times([result.timing for result in results]),
             speedup=median(full.timing.ttft_s / result.timing.ttft_s for result, full in pairs),
@@ -199,7 +191,7 @@ class _LineMaker:
             by_kind=self._by(_kind, self._kinds, results), by_size=self._by(_size, self._sizes, results),
             same_by_kind={
                 kind: fmean(result.answer == full.answer for result, full in pairs if result.kind == kind)
-                for kind in dict.fromkeys(result.kind for result, _ in pairs)
+                for kind in dict.fromkeys(result.kind for result in results)
             },
             reordered=_reordered(pairs),
         )  # fmt: skip

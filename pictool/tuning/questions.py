@@ -182,7 +182,7 @@ def _own_case(record: Record, corpus: Corpus) -> Case:
 
 def fitting(model: Model, questions: Questions, options: SpecOptions) -> tuple[Questions, int]:
     """The questions whose prompts fit the model, and how many do not."""
-    skipped = set(group_cases(model, questions.cases(), options, skip_long=True).skipped)
+    skipped = set(group_cases(model, questions.cases(), options).skipped)
     kept = [
         (case, unit) for case, unit in zip(questions.listed, questions.units, strict=True) if case.id not in skipped
     ]  # fmt: skip

@@ -131,12 +131,6 @@ def test_documents_are_reused_in_the_codec_that_is_asked_for(store: Store) -> No
     assert kept == {"none", "zstd", "int4"}
 
 
-def test_force_runs_everything_again(store: Store, asked: list[Any]) -> None:
-    run(store, ["naive"], limit=1)
-    run(store, ["naive"], limit=1, force=True)
-    assert asked == [("one", ("full", "naive"))] * 2
-
-
 def test_progress_counts_what_is_done_already(store: Store) -> None:
     run(store, ["naive"], limit=2)
     progress: list[tuple[int, int]] = []
@@ -158,14 +152,12 @@ def test_times_of_another_machine_are_told(store: Store) -> None:
     assert notes == [f"{done.path}: was begun on another machine; its times are of both"]
 
 
-def test_cases_that_are_too_long_are_left_out_if_asked_for(store: Store) -> None:
+def test_cases_that_are_too_long_are_left_out(store: Store) -> None:
     dataset = CaseList((case("one"), case("long", ["harbour " * 600]), case("two")))
-    with pytest.raises(InputError, match="case long: document 1"):
-        run(store, ["naive"], dataset)
-    done = run(store, ["naive"], dataset, skip_long=True)
+    done = run(store, ["naive"], dataset)
     assert done.skipped == ("long",) and done.groups == (("one",), ("two",))
     with pytest.raises(InputError, match="given: none of the 1 cases fits"):
-        run(store, ["naive"], CaseList((case("long", ["harbour " * 600]),)), skip_long=True)
+        run(store, ["naive"], CaseList((case("long", ["harbour " * 600]),)))
 
 
 @pytest.mark.parametrize(("option", "message"), [({"limit": 0}, "--limit 0"), ({"jobs": 0}, "--jobs 0")])

@@ -151,7 +151,7 @@ def test_the_keys_of_the_json_are_a_contract(summary: Summary) -> None:
     report = summary.report()
     line = report["lines"][1]
     assert [list(values) for values in (report, line, line["score"], line["timing"])] == [
-        ["title", "results", "header", "metric", "questions", "units", "verified", "skipped", "kinds", "sizes",
+        ["title", "results", "header", "metric", "questions", "units", "skipped", "kinds", "sizes",
              "tokens", "lines"],
         ["label", "algo", "params", "score", "difference", "lost", "won", "kl", "answer_kl",
          "same_answer", "agreement", "common_prefix", "rows", "row_share", "timing", "speedup", "decode_tokens_per_s",
