@@ -27,7 +27,7 @@ from pictool import Linked, Model, Store, load_model
 from pictool.eval.cases import PreparedCase, SpecOptions, group_cases
 from pictool.eval.datasets.base import Dataset
 from pictool.eval.datasets.world import World
-from pictool.eval.evaluate import EvaluationOptions, default_jobs, evaluate
+from pictool.eval.evaluate import EvaluationOptions, evaluate
 from pictool.eval.policies import parse_policies
 from pictool.eval.summary import summarise
 from pictool.linker.grid import parse_grid
@@ -47,7 +47,7 @@ ALGORITHMS = (
 
 def answers(model: Model, store: Store, dataset: Dataset, output: Path | None) -> dict[str, Any]:
     """The table of `pic eval`, as JSON."""
-    run = EvaluationOptions(output=output, jobs=default_jobs(model))
+    run = EvaluationOptions(output=output)
     evaluation = evaluate(
         model, store, dataset, parse_policies(ALGORITHMS), run=run,
         on_progress=lambda done, total: print(f"\r{done} of {total} answers", end="", flush=True),

@@ -63,7 +63,6 @@ class EvalOptions:
 
     dataset: Annotated[str, argument("DATASET", "A file of questions, or world. A wrong name lists all.")]
     limit: Annotated[Optional[int], option("--limit", "N", "Ask only the first N questions.", min=1)] = None
-    jobs: Annotated[Optional[int], option("--jobs", "N", "Processes, with one thread each (by machine).", min=1)] = None
     metric: Annotated[Optional[str], option("--metric", "NAME", "f1, em, rouge_l or contains (the dataset's).")] = None
     params: Annotated[list[str], option("-p", "FIELD=VALUE", "Set a field of the dataset; repeatable.", DATASET)] = (
         field(default_factory=list)
@@ -101,7 +100,7 @@ def run_eval(options: EvalOptions, settings: Settings) -> None:
       pic eval world --limit 20 --algo legolink-16 --algo cacheblend:ratio=.1,.2
     """
     from pictool.eval.datasets import open_dataset
-    from pictool.eval.evaluate import EvaluationOptions, default_jobs, evaluate
+    from pictool.eval.evaluate import EvaluationOptions, evaluate
     from pictool.eval.policies import DEFAULT_POLICIES, parse_policies
     from pictool.eval.summary import require_metric, summarise
 
@@ -114,10 +113,7 @@ def run_eval(options: EvalOptions, settings: Settings) -> None:
     spec_options, store = make_spec_options(options), open_store(settings)
     model = open_model(replace(settings, separator=None))
     policies = policies if options.algo else runnable(model, policies)
-    run = EvaluationOptions(
-        output=None if options.output is None else Path(options.output),
-        limit=options.limit, jobs=default_jobs(model) if options.jobs is None else options.jobs,
-    )  # fmt: skip
+    run = EvaluationOptions(None if options.output is None else Path(options.output), options.limit)
     with answers_bar(title(dataset, model)) as bar:
         done = evaluate(model, store, dataset, policies, spec_options, run, on_progress=bar, on_note=note)
     summary = summarise(done, options.metric)

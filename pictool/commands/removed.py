@@ -70,6 +70,7 @@ REMOVED: dict[str, str] = {
     "eval --html": "use --json",
     "eval --verify": "name fewer questions with --limit; pic link --batch --verify compares a share",
     "eval --skip-long": "prompts that do not fit the model are left out anyway",
+    **dict.fromkeys(("eval --jobs", "tune --jobs"), "one process answers; OMP_NUM_THREADS sets its threads"),
     "eval --force": "remove the results file, or name another with -o",
     "tune --plot": "use --json",
     "tune --by": "the policy of fewest rows is chosen; --json has the times, too",

@@ -88,7 +88,6 @@ class TuneOptions:
         ),
     ] = None
     algo: Annotated[list[str], option("--algo", "SPEC", f"Policy: {SPECS}", POLICY)] = field(default_factory=list)
-    jobs: Annotated[int, option("--jobs", "N", "Processes, with one thread each.", min=1)] = 1
     dry_run: Annotated[bool, option("-n, --dry-run", None, "Write nothing.")] = False
     chunk_tokens: ChunkOption = None
     codec: Annotated[
@@ -124,7 +123,7 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
     try:
         with answers_bar(f"{count(questions.num_units, 'question')}, {model.name}") as bar:
             tuned = tune(
-                model, store, questions, policies, target, options.jobs, spec_options,
+                model, store, questions, policies, target, spec_options,
                 on_progress=bar, on_note=note, on_round=rounds.append,
             )  # fmt: skip
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`evaluate()`: cases → groups → header → results file → missing tasks → results. It can be killed, and continues.
+"""`evaluate()`: cases → groups → header → results file → missing results. It can be killed, and continues.
 
 from pictool import Store, load_model
 from pictool.eval.datasets import open_dataset
@@ -14,8 +14,8 @@ for line in summarise(done).lines:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -27,17 +27,13 @@ from pictool.eval.cases import CaseGroup, SpecOptions, group_cases
 from pictool.eval.datasets.base import Dataset
 from pictool.eval.policies import FULL
 from pictool.eval.results import CaseResult, ResultsFile, ResultsHeader, make_header, open_results
-from pictool.eval.runner import GroupTask, Runner, object_store, second_fingerprint
-from pictool.eval.workers import make_config, run_here, run_in_processes
+from pictool.eval.runner import Runner, object_store, second_fingerprint
 from pictool.linker.grid import LabelledPolicy
-from pictool.runtime.machine import usable_cores
 from pictool.store.directory import make_within
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
-
-SMALL_MODEL_BYTES = 200_000_000  # 50 M parameters in float32: below, a process per core of one thread beats threads
 
 
 @dataclass(frozen=True)
@@ -47,18 +43,14 @@ class EvaluationOptions:
     Fields:
         output: the results file; None: one in the store, named by what the experiment is.
         limit: only the first cases.
-        jobs: processes; more than one need a `__main__` that can be imported. Each has one thread if there are several,
-            or the model is small, else as many as torch takes.
     """
 
     output: Path | None = None
     limit: int | None = None
-    jobs: int = 1
 
     def __post_init__(self) -> None:
-        for option, value in (("--limit", self.limit), ("--jobs", self.jobs)):
-            if value is not None and value < 1:
-                raise InputError(f"{option} {value}: must be 1 or more")
+        if self.limit is not None and self.limit < 1:
+            raise InputError(f"--limit {self.limit}: must be 1 or more")
 
 
 @dataclass(frozen=True)
@@ -103,93 +95,50 @@ def evaluate(
     grouped = group_cases(model, islice(cases, run.limit), options)
     if not grouped.groups:
         raise InputError(f"{dataset.name}: none of the {len(grouped.skipped)} cases fits {model.name}")
-    header = make_header(model, dataset, cases, options, _threads(model, run.jobs))
+    header = make_header(model, dataset, cases, options)
     path = run.output or make_within(store.root, "eval", "results") / f"{header.digest[:12]}.jsonl"
-    with open_results(path, header, on_note) as file:
+    with open_results(path, header, on_note) as file, _torch_threads(file.header.threads):
         if not file.header.is_of_machine(header):
             on_note(f"{path}: was begun on another machine; its times are of both")
         _require_same_models(model, file, policies)
-        tasks = missing_tasks(grouped.groups, policies, file.results)
+        runner = Runner(model, object_store(store, model, file.header.threads), policies, options.codec)
+        left = [(group, missing_labels(group, policies, file.results)) for group in grouped.groups]
         total = len(policies) * sum(len(group.cases) for group in grouped.groups)
-        done = total - sum(len(labels) for task in tasks for labels in task.labels.values())
+        done = total - sum(len(some) for _, labels in left for some in labels.values())
         on_progress(done, total)
-        with closing(_run(model, store, policies, tasks, file.header, run.jobs)) as batches:
-            for results in batches:
-                file.append(results)
-                done += len(results)
-                on_progress(done, total)
+        for group, labels in left:
+            results = runner.run(group, labels)
+            file.append(results)
+            done += len(results)
+            on_progress(done, total)
         ids = tuple(tuple(case.id for case in group.cases) for group in grouped.groups)
         keys = ((id_, labelled.label) for group in ids for id_ in group for labelled in policies)
         found = tuple(file.results[key] for key in keys)
         return Evaluation(path, file.header, tuple(policies), ids, found, grouped.skipped)
 
 
-def missing_tasks(
-    groups: Sequence[CaseGroup], policies: Sequence[LabelledPolicy], done: Container[tuple[str, str]]
-) -> list[GroupTask]:
-    """What is still to be answered; `done` are the ids and labels of results."""
-    tasks = []
-    for group in groups:
-        labels = {
-            case.id: tuple(labelled.label for labelled in policies if (case.id, labelled.label) not in done)
-            for case in group.cases
-        }
-        missing = {case_id: some for case_id, some in labels.items() if some}
-        if missing:
-            tasks.append(GroupTask(group, missing))
-    return tasks
+def missing_labels(
+    group: CaseGroup, policies: Sequence[LabelledPolicy], done: Container[tuple[str, str]]
+) -> dict[str, tuple[str, ...]]:
+    """By case the labels of the policies that are still to answer it; `done` are the ids and labels of results."""
+    labels = {
+        case.id: tuple(labelled.label for labelled in policies if (case.id, labelled.label) not in done)
+        for case in group.cases
+    }
+    return {case_id: some for case_id, some in labels.items() if some}
 
 
-def default_jobs(model: Model) -> int:
-    """A process per core for a small model on a CPU, else one."""
-    return _cores() if model.directory is not None and _is_small(model) else 1
-
-
-def _is_small(model: Model) -> bool:
-    """Whether threads would cost it more than they give."""
-    from pictool.runtime.checkpoint import weight_files
-
-    if model.device != "cpu":
-        return False
-    if model.directory is None and model.files:
-        sizes = [path.stat().st_size for path in model.files]
-    elif model.directory is None:
-        sizes = [int(weight.numel() * weight.itemsize) for weight in model.module.parameters()]
-    else:
-        sizes = [path.stat().st_size for path in weight_files(model.directory)]
-    return sum(sizes) < SMALL_MODEL_BYTES
-
-
-def _run(
-    model: Model,
-    store: Store,
-    policies: Sequence[LabelledPolicy],
-    tasks: Sequence[GroupTask],
-    header: ResultsHeader,
-    jobs: int,
-) -> Generator[list[CaseResult], None, None]:
-    """Here, or in processes that have together at most as many threads as there are cores."""
-    if not tasks:
-        return
-    threads, codec = header.threads, header.identity["codec"]
-    objects = object_store(store, model, threads)
-    most = jobs if threads == 1 else max(1, _cores() // threads)
-    count = min(jobs, most, len(tasks))
-    if count > 1:
-        yield from run_in_processes(make_config(model, objects, policies, threads, codec), tasks, count)
-    else:
-        yield from run_here(Runner(model, objects, policies, codec), tasks, threads)
-
-
-def _threads(model: Model, jobs: int) -> int:
-    """Threads of each process of a new experiment."""
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    """Compute with so many threads: they decide the last bits, so a file is continued with as many."""
     import torch
 
-    return 1 if jobs > 1 or _is_small(model) else torch.get_num_threads()
-
-
-def _cores() -> int:
-    return usable_cores() or 1
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _require_same_models(model: Model, file: ResultsFile, policies: Sequence[LabelledPolicy]) -> None:

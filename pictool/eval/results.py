@@ -57,7 +57,7 @@ class ResultsHeader:
         model: its name, fingerprints, dtype, device, and `prompts`, a hash of what makes its prompts and ends its
             answers.
         settings: the fields of `SpecOptions`.
-        threads: of each process; they decide the last bits, so who continues the file uses as many.
+        threads: of torch; they decide the last bits, so who continues the file uses as many.
     """
 
     format: str
@@ -131,9 +131,7 @@ class ResultsHeader:
         return header
 
 
-def make_header(
-    model: Model, dataset: Dataset, cases: Sequence[Case], options: SpecOptions, threads: int
-) -> ResultsHeader:
+def make_header(model: Model, dataset: Dataset, cases: Sequence[Case], options: SpecOptions) -> ResultsHeader:
     """The header of a new experiment. Loads no weights."""
     import torch
 
@@ -145,7 +143,7 @@ def make_header(
         },
         model={"name": model.name, **model_identity(model)},
         settings=settings_of(options),
-        threads=threads,
+        threads=torch.get_num_threads(),
         machine={name: value for name, value in machine().items() if name != "threads"},
     )  # fmt: skip
 

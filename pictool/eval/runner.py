@@ -1,4 +1,4 @@
-"""Answers tasks in one process: model, policies and objects are opened once and shared by all cases."""
+"""Answers cases: model, policies and objects are opened once and shared by all."""
 
 from __future__ import annotations
 
@@ -34,16 +34,8 @@ if TYPE_CHECKING:
 WARM_UP = "Once upon a time.\n"
 
 
-@dataclass(frozen=True)
-class GroupTask:
-    """A group of cases, and by each case's id the labels of the policies that are still to answer it."""
-
-    group: CaseGroup
-    labels: Mapping[str, tuple[str, ...]]
-
-
 class Runner:
-    """Answers the cases of tasks under policies.
+    """Answers cases under policies.
 
     Objects are compiled before anything is timed, one chunk at a time, into a store of their own: no number depends on
     what else is compiled, answered or stored.
@@ -55,17 +47,19 @@ class Runner:
         self._second_models = {label: second_fingerprint(model, policy) for label, policy in self._policies.items()}
         self._warm: set[str] = set()
 
-    def run(self, task: GroupTask) -> list[CaseResult]:
-        """Answer a task.
+    def run(self, group: CaseGroup, labels: Mapping[str, Sequence[str]]) -> list[CaseResult]:
+        """Answer the cases of a group whose ids are there, under the policies of these labels.
 
         Raises:
             PicError: names the case and the policy.
         """
-        labels = {label for labels in task.labels.values() for label in labels}
-        self._warm_up(labels)
-        cases = [case for case in task.group.cases if case.id in task.labels]
-        self._compile(task.group.chunks, {case.frame.head for case in cases}, labels)
-        return [result for case in cases for result in self._results(case, task.labels[case.id])]
+        every = {label for some in labels.values() for label in some}
+        cases = [case for case in group.cases if case.id in labels]
+        if not cases:
+            return []
+        self._warm_up(every)
+        self._compile(group.chunks, {case.frame.head for case in cases}, every)
+        return [result for case in cases for result in self._results(case, labels[case.id])]
 
     def _warm_up(self, labels: set[str]) -> None:
         """Answer a small question under every policy, so that no first case is timed with the start-up."""

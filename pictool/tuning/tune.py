@@ -165,7 +165,7 @@ def value_of(measure: Measure, case: Case, result: CaseResult, full: CaseResult)
 
 def tune(
     model: Model, store: Store, questions: Questions, policies: Sequence[LabelledPolicy], target: TuningTarget,
-    jobs: int = 1, options: SpecOptions = SpecOptions(), *,
+    options: SpecOptions = SpecOptions(), *,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     on_note: Callable[[str], None] = lambda text: None,
     on_round: Callable[[TuningResult], None] = lambda tuned: None,
@@ -186,7 +186,7 @@ def tune(
     remaining, units = [label for chain in chains for label in chain], 0
     while True:
         units = next_round(units, questions.num_units)
-        run = EvaluationOptions(limit=questions.cases_of(units), jobs=jobs)
+        run = EvaluationOptions(limit=questions.cases_of(units))
         chosen = [labelled for labelled in policies if labelled == FULL or labelled.label in remaining]
         sample.take(evaluate(model, store, questions, chosen, options, run, on_progress=on_progress, on_note=on_note))
         tuned = conclude(sample, chains, target, units, no_language)

@@ -17,7 +17,7 @@ from pictool.commands.console.terminal import Screen
 from pictool.commands.eval import ms, number, parts_table, percent, size
 from pictool.eval import summary as summaries
 
-DEFAULTS: dict[str, Any] = {"algo": ["naive", "legolink-2"], "jobs": 1, "max_new_tokens": 4, "store": "st"}
+DEFAULTS: dict[str, Any] = {"algo": ["naive", "legolink-2"], "max_new_tokens": 4, "store": "st"}
 RECORDS: list[dict[str, Any]] = [
     {"documents": ["a.txt", "b.txt"], "query": "Who knows why?", "answers": ["nobody"], "kind": "x", "id": "one"},
     {"documents": ["a.txt", "b.txt"], "query": "Who asked?", "answers": ["she"], "kind": "y", "id": "two"},

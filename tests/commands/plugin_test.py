@@ -91,7 +91,7 @@ def ran(packages: str, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
         "diff": ("inspect", "a.trace", "b.trace", "--diff", "--json"),
         "plan": ("plan", "a.txt", "--algo", "strided", "-m", str(model), "--json"),
         "eval": ("eval", "world", "-p", "chunks=2", "--limit", 1, "--algo", "strided:share=.5,1", "--max-new-tokens", 2,
-                 "--jobs", 1, "--json"),
+                 "--json"),
         "bench": ("bench", *bench, "--chunks", 2, "--new-tokens", 1),
         "wrong name": (*link, "--algo", "strange"),
     }  # fmt: skip

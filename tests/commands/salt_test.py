@@ -10,7 +10,6 @@ import uuid
 from pathlib import Path
 
 import pytest
-import torch
 
 from commands.run import pic, write
 from pictool.commands.bench import BenchOptions, command_line, open_bench_model
@@ -18,9 +17,6 @@ from pictool.commands.settings.salt import is_weak, most_bits
 from pictool.commands.settings.settings import Settings, read_settings
 from pictool.commands.tui_process.worker import TuiWorker
 from pictool.errors import InputError, TraceError
-from pictool.eval.policies import parse_policies
-from pictool.eval.workers import make_config
-from pictool.runtime.model import load_model
 from pictool.store.store import Store
 from pictool.trace.format import read_trace
 
@@ -177,17 +173,9 @@ def test_the_screens_model_has_the_salt(salted_trace: Path) -> None:
         TuiWorker(lambda *_: None, settings).analyse(trace, "t", 0)
 
 
-def test_processes_of_evaluations_have_the_salt(model: Path, store: Store) -> None:
-    job = make_config(load_model(str(model), "cpu", "float32", SALT), store, parse_policies(["naive"]), 1)
-    threads = torch.get_num_threads()
-    runner = job.runner()
-    torch.set_num_threads(threads)
-    assert runner._model.salt == SALT and SALT not in repr(job)
-
-
 def test_evaluations_compile_with_the_salt(model: Path, texts: tuple[Path, Path]) -> None:
     write("q.jsonl", '{"documents": ["a.txt"], "query": "Who?", "answers": ["she"], "id": "one"}\n')
-    named = ("eval", "q.jsonl", "-m", model, "--jobs", 1, "--algo", "naive", "--max-new-tokens", 2, "--store", "st")
+    named = ("eval", "q.jsonl", "-m", model, "--algo", "naive", "--max-new-tokens", 2, "--store", "st")
     keys = []
     for salt in ((), ("--salt", SALT)):
         outcome = pic(*named, *salt, "-o", f"{len(salt)}.jsonl")

@@ -16,12 +16,10 @@ from eval.shared import CASES, SPECS, CaseList, case, model, model_directory, nu
 
 from pictool.api import compile
 from pictool.errors import InputError
-from pictool.eval import evaluate as evaluations
 from pictool.eval.cases import SpecOptions
-from pictool.eval.evaluate import default_jobs, evaluate
+from pictool.eval.evaluate import evaluate
 from pictool.eval.policies import parse_policies
 from pictool.eval.runner import Runner
-from pictool.runtime.model import wrap_model
 from pictool.store.objects.format import CompiledChunk
 from pictool.store.store import Store
 
@@ -40,9 +38,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
     ran: list[tuple[str, tuple[str, ...]]] = []
     original = Runner.run
 
-    def spy(self: Runner, task: Any) -> Any:
-        ran.extend(task.labels.items())
-        return original(self, task)
+    def spy(self: Runner, group: Any, labels: Any) -> Any:
+        ran.extend(labels.items())
+        return original(self, group, labels)
 
     monkeypatch.setattr(Runner, "run", spy)
     return ran
@@ -160,7 +158,7 @@ def test_cases_that_are_too_long_are_left_out(store: Store) -> None:
         run(store, ["naive"], CaseList((case("long", ["harbour " * 600]),)))
 
 
-@pytest.mark.parametrize(("option", "message"), [({"limit": 0}, "--limit 0"), ({"jobs": 0}, "--jobs 0")])
+@pytest.mark.parametrize(("option", "message"), [({"limit": 0}, "--limit 0")])
 def test_options_that_are_refused(store: Store, option: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=f"{message}: must be 1 or more"):
         run(store, ["naive"], **option)
@@ -184,27 +182,13 @@ def test_threads_are_those_of_the_file_and_are_put_back(store: Store, monkeypatc
     seen: list[int] = []
     original = Runner.run
 
-    def spy(self: Runner, task: Any) -> Any:
-        seen.append(torch.get_num_threads())
-        return original(self, task)
+    def spy(self: Runner, group: Any, labels: Any) -> Any:
+        seen.extend([torch.get_num_threads()] if labels else [])
+        return original(self, group, labels)
 
     monkeypatch.setattr(Runner, "run", spy)
     assert run(store, ["naive"], limit=3).header.threads == 2
     assert seen == [2] and torch.get_num_threads() == 1
-
-
-def test_small_models_have_a_process_per_core_and_large_ones_their_threads(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    assert default_jobs(model()) == len(os.sched_getaffinity(0))
-    assert run(store, ["naive"], limit=1).header.threads == 1
-    in_memory = wrap_model(model().module, model().tokenizer)
-    assert default_jobs(in_memory) == 1
-    monkeypatch.setattr(evaluations, "SMALL_MODEL_BYTES", 1000)
-    assert default_jobs(model()) == default_jobs(in_memory) == 1
-    assert run(store, ["naive"], CaseList((case("other"),))).header.threads == 3
 
 
 # Killed

@@ -45,7 +45,7 @@ GOLDEN = [  # of a header and two rows
 
 @pytest.fixture(scope="module")
 def header() -> ResultsHeader:
-    return make_header(model(), CaseList(), CASES, SpecOptions(), 1)
+    return make_header(model(), CaseList(), CASES, SpecOptions())
 
 
 @pytest.fixture
@@ -157,20 +157,20 @@ def test_another_experiment_is_refused(
 
 def test_other_cases_and_other_models_are_told_apart_by_content(header: ResultsHeader, written: bytes) -> None:
     cases = [*CASES[:-1], replace(CASES[-1], answers=("he",))]
-    assert "differs in dataset;" in refusal(make_header(model(), CaseList(), cases, SpecOptions(), 1))
+    assert "differs in dataset;" in refusal(make_header(model(), CaseList(), cases, SpecOptions()))
     other = model()
     other.dtype = "bfloat16"
-    assert "differs in model;" in refusal(make_header(other, CaseList(), CASES, SpecOptions(), 1))
+    assert "differs in model;" in refusal(make_header(other, CaseList(), CASES, SpecOptions()))
     ends = model()
     ends.eos_ids = frozenset([5])
-    assert "differs in model;" in refusal(make_header(ends, CaseList(), CASES, SpecOptions(), 1))
+    assert "differs in model;" in refusal(make_header(ends, CaseList(), CASES, SpecOptions()))
 
 
 def test_names_threads_and_machines_are_no_part_of_an_experiment(header: ResultsHeader, written: bytes) -> None:
     other = replace(header, threads=8, machine={}, model={**header.model, "name": "x"})
     with open_results(PATH, other) as file:
         assert file.header == header and len(file.results) == 3
-    assert header.digest == other.digest != make_header(model(), CaseList(), [case("1")], SpecOptions(), 1).digest
+    assert header.digest == other.digest != make_header(model(), CaseList(), [case("1")], SpecOptions()).digest
 
 
 def test_results_from_before_codecs_are_those_of_none(header: ResultsHeader) -> None:
