@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from pathlib import Path
 
 from pictool.cluster.loading import load_same_model
 from pictool.cluster.replica import MountedBackend, ReplicaSpec
@@ -21,6 +20,6 @@ class TorchSpec(ReplicaSpec):
         backend = start_backend(model, store, self.settings, None)
 
         async def measure() -> float:
-            return (await asyncio.to_thread(check_linking, model, self.settings.policy, tuned=Path(self.root))).kl
+            return (await asyncio.to_thread(check_linking, model, self.settings.policy)).kl
 
         return MountedBackend(backend, store, measure)

@@ -47,7 +47,7 @@ class VllmSpec(ReplicaSpec):
             resources.callback(backend.end)
             await backend.start(None)
             backend.resources = resources.pop_all()
-        return MountedBackend(backend, tier, lambda: backend.measure(Path(self.root)))
+        return MountedBackend(backend, tier, backend.measure)
 
     def _fields(self, name: str) -> dict[str, Any]:
         """Of `kv_connector_extra_config`: the connector's store is the replica's local tier."""

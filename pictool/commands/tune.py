@@ -133,22 +133,6 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
         raise
     show(tuned, model, options)
     finish(tuned, options)
-    if not options.dry_run:
-        keep_prompts(store, questions, spec_options)
-
-
-def keep_prompts(store: Store, questions: Questions, options: SpecOptions) -> None:
-    """Leave some of the questions in the store, for the start-up check of `pic serve`."""
-    from pictool.fidelity.sample import SamplePrompt, keep_sample
-
-    keep_sample(store.root, (
-        SamplePrompt(
-            case.documents, case.query, case.head if options.head is None else options.head,
-            case.query_template if options.query_template is None else options.query_template,
-            case.separator if options.separator is None else options.separator,
-        )
-        for case in questions.listed
-    ))  # fmt: skip
 
 
 def target_of(options: TuneOptions) -> TuningTarget:

@@ -40,7 +40,7 @@ def start_backend(
     if limit is None or not settings.policy.needs.objects:
         return backend
     try:
-        checked = check_linking(model, settings.policy, limit, store.root)
+        checked = check_linking(model, settings.policy, limit)
         label = label_of(settings.policy)
         backend.divergence = {label: checked.kl}
         if not checked.is_good:

@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -29,7 +28,6 @@ from pictool.core import Chunk, CompileOptions, PromptText, TokenIds
 from pictool.engines.vllm.request import FIELD, MAX_OBJECTS
 from pictool.errors import InputError, PicError
 from pictool.fidelity.divergence import check_prompts
-from pictool.fidelity.sample import read_sample
 from pictool.linker.grid import label_of
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
@@ -521,20 +519,16 @@ class UpstreamBackend(Backend):
 
     # The start
 
-    async def measure(self, tuned: Path | None = None) -> float:
+    async def measure(self) -> float:
         """The mean divergence of the check's prompts. Their objects have a salt of their own, and are removed.
-
-        Args:
-            tuned: the store whose prompts of `pic tune` are linked, if it has some; None: its own.
 
         Raises:
             InputError: they cannot be linked.
         """
         engine = await self._apart(self._engine_of(Tenant("check", secrets.token_hex(16))))
-        sample = read_sample(tuned or self._store.root)
 
         def run() -> float:
-            specs = check_prompts(engine.model, self._settings.policy, self.context_length, sample)
+            specs = check_prompts(engine.model, self._settings.policy, self.context_length)
             return sum(engine.divergence(spec) for spec in specs) / len(specs)
 
         try:
