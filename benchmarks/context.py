@@ -22,7 +22,6 @@ from benchmarks.pictures import line_colours, picture, picture_text
 from pictool.bench.options import TRANSFORMERS
 from pictool.bench.prompts import BenchPrompt, compile_for, random_chunks, random_tail, require_positions
 from pictool.bench.repeats import MedianRange, OnRun, interleave, median_or_none, median_ratio
-from pictool.bench.roofline import Rates, measure_rates
 from pictool.bench.shapes import random_model
 from pictool.bench.single_request import Measurement, baselines_of, run_linked
 from pictool.bench.sync import with_full
@@ -102,12 +101,7 @@ class CurvePoint:
     bytes_read: int
     peak_bytes: float | None
     speedup: float | None
-    floor_s: float | None
     samples: tuple[Measurement, ...]
-
-    @property
-    def ttft_by_floor(self) -> float | None:
-        return None if self.floor_s is None else self.ttft.median / self.floor_s
 
 
 @dataclass(frozen=True)
@@ -147,7 +141,6 @@ class ContextResult:
     """`curves`: `full` first, then the policies in their order, `transformers` last."""
 
     lengths: tuple[int, ...]
-    rates: Rates
     curves: tuple[Curve, ...]
 
     def report(self) -> dict[str, Any]:
@@ -171,7 +164,6 @@ def bench_context(
     """
     require_positions(model, options.lengths[-1], "--to with less")
     policies = with_full(policies)
-    rates = measure_rates(model.device, model.dtype)
     samples_at: dict[int, dict[str, list[Measurement]]] = {}
     ended: dict[str, int] = {}
     measured_baselines = baselines_of(model)
@@ -184,15 +176,14 @@ def bench_context(
         samples_at[tokens] = {
             label: [sample for sample in samples if sample] for label, samples in measured.items() if label not in ended
         }
-    rates = rates.or_better(measure_rates(model.device, model.dtype))
     methods = {labelled.label: (labelled.policy.params, labelled.policy.name) for labelled in policies}
     if model.is_of_transformers:
         methods[TRANSFORMERS] = ({}, TRANSFORMERS)
     curves = [
-        Curve(label, params, _points(label, samples_at, rates), ended.get(label), algo)
+        Curve(label, params, _points(label, samples_at), ended.get(label), algo)
         for label, (params, algo) in methods.items()
     ]
-    return ContextResult(options.lengths, rates, tuple(curves))
+    return ContextResult(options.lengths, tuple(curves))
 
 
 def make_prompts(
@@ -237,16 +228,16 @@ def _unless_out_of_memory(run: Callable[[], Measurement]) -> MeasuredRun:
     return guarded
 
 
-def _points(label: str, samples_at: dict[int, dict[str, list[Measurement]]], rates: Rates) -> tuple[CurvePoint, ...]:
+def _points(label: str, samples_at: dict[int, dict[str, list[Measurement]]]) -> tuple[CurvePoint, ...]:
     """The points of one method, from the samples by length and label."""
     return tuple(
-        _point(tokens, samples[label], samples.get(BASELINE), rates)
+        _point(tokens, samples[label], samples.get(BASELINE))
         for tokens, samples in samples_at.items()
         if label in samples
     )
 
 
-def _point(tokens: int, samples: list[Measurement], full: list[Measurement] | None, rates: Rates) -> CurvePoint:
+def _point(tokens: int, samples: list[Measurement], full: list[Measurement] | None) -> CurvePoint:
     first, ttft = samples[0], [sample.ttft_s for sample in samples]
     return CurvePoint(
         tokens=tokens, ttft=MedianRange.of(ttft),
@@ -254,7 +245,7 @@ def _point(tokens: int, samples: list[Measurement], full: list[Measurement] | No
         rows=first.rows, bytes_read=first.bytes_read,
         peak_bytes=median_or_none([sample.peak_bytes for sample in samples]),
         speedup=median_ratio([sample.ttft_s for sample in full], ttft) if full else None,
-        floor_s=first.floor_s(rates), samples=tuple(samples),
+        samples=tuple(samples),
     )  # fmt: skip
 
 

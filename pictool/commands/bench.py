@@ -33,7 +33,6 @@ from pictool.commands.settings.salt import without_salts
 from pictool.commands.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from pictool.bench.roofline import Rates
     from pictool.bench.sync import MethodResult, SyncResult
     from pictool.linker.grid import LabelledPolicy
     from pictool.runtime.model import Model
@@ -190,13 +189,11 @@ def print_result(result: SyncResult, report: dict[str, Any]) -> None:
     print(f"{model['name']} ({model['dtype']}) on {on}")
     print(f"prompt of {result.prompt_tokens} tokens; objects of {result.object_bytes / 1e6:.1f} MB on disk, {cold}")
     columns = ["policy", "rows", "TTFT ms", "load", "select", "compute", "speedup", "prompt\n/ rows",
-               "TTFT\n/ roofline", "tokens\n/ s", "MB\nread", "peak\nMB"]  # fmt: skip
+               "tokens\n/ s", "MB\nread", "peak\nMB"]  # fmt: skip
     print_table(columns, [_row(method) for method in result.methods])
     print(
         "Medians of the repeats; TTFT with the least and the most. speedup: full / it, median of the repeats' ratios."
     )
-    if result.methods[0].floor_s is not None:
-        print(roofline_line(result.rates))
 
 
 def _row(method: MethodResult) -> list[str]:
@@ -205,18 +202,9 @@ def _row(method: MethodResult) -> list[str]:
         method.label, f"{method.samples[0].rows:.0f}",
         f"{ttft.median * 1e3:,.1f} ({ttft.low * 1e3:,.1f}–{ttft.high * 1e3:,.1f})",
         *(number(median[name], 1e3) for name in ("load_s", "select_s", "recompute_s")),
-        f"{method.speedup:.2f}x", f"{method.row_floor:.1f}x", number(method.ttft_by_floor, decimals=2),
+        f"{method.speedup:.2f}x", f"{method.row_floor:.1f}x",
         number(median["decode_tokens_per_s"]), number(median["bytes_read"], 1e-6), number(median["peak_bytes"], 1e-6),
     ]  # fmt: skip
-
-
-def roofline_line(rates: Rates) -> str:
-    gain = rates.bfloat16_flops_s / rates.flops_s
-    hint = f"\nProducts are {gain:.1f}x as fast in bfloat16, and objects half as large: --dtype bfloat16"
-    return (
-        f"roofline: the longer of bytes read / {rates.copy_bytes_s / 1e9:.1f} GB/s (copy, measured) and FLOPs of the "
-        f"rows / {rates.flops_s / 1e12:.3g} TFLOP/s (matmul, measured){hint if gain > 1 else ''}"
-    )
 
 
 def number(value: float | None, scale: float = 1.0, decimals: int = 1) -> str:

@@ -8,7 +8,6 @@ import pytest
 
 from pictool.bench.options import PromptOptions
 from pictool.bench.prompts import with_speculative
-from pictool.bench.roofline import Rates
 from pictool.bench.shapes import save_speculative
 from pictool.bench.sync import bench_sync
 from pictool.linker.grid import LabelledPolicy, parse_grid
@@ -32,5 +31,5 @@ def policies(request: pytest.FixtureRequest, tmp_path: Path) -> list[LabelledPol
     return with_speculative(parse_grid(request.param), save_speculative("tiny", str(tmp_path / "small")))
 
 
-def test_sync(model: Model, rates: Rates, policies: list[LabelledPolicy], tmp_path: Path) -> None:
+def test_sync(model: Model, policies: list[LabelledPolicy], tmp_path: Path) -> None:
     bench_sync(model, policies, PROMPT, tmp_path)

@@ -10,18 +10,12 @@ from typing import Any
 import pytest
 
 from pictool.bench import sync
-from pictool.bench.roofline import Rates
 from pictool.commands.bench import DEFAULT_POLICIES, BenchOptions, open_subject, run_bench
 from pictool.commands.console.errors import UsageError
 from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError
 
 PROMPT = {"chunks": 2, "chunk_tokens": 20, "new_tokens": 2, "repeats": 1}
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync, "measure_rates", lambda *_: Rates(1e9, 1e12))
 
 
 def tiny(**more: Any) -> BenchOptions:
