@@ -13,7 +13,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,10 +48,6 @@ class Rates:
 
     copy_bytes_s: float
     flops_s: float
-
-    def or_better(self, other: Rates) -> Rates:
-        """The higher of each rate: the machine's best moment bounds every other."""
-        return Rates(*map(max, astuple(self), astuple(other)))
 
     def roofline_s(self, num_bytes: float, flops: float) -> float:
         """The least seconds of so many bytes and FLOPs: copying and computing overlap, so the longer of the two."""

@@ -82,10 +82,6 @@ def test_the_roofline_is_the_longer_of_copying_and_computing() -> None:
     assert rates.roofline_s(5, 100) == 0.1
 
 
-def test_the_better_of_two_measurements_counts() -> None:
-    assert Rates(1.0, 20.0, 3.0).or_better(Rates(2.0, 10.0, 4.0)) == Rates(2.0, 20.0, 4.0)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rates_are_measured(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "_COPY_BYTES", 1 << 20)
