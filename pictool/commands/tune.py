@@ -33,7 +33,6 @@ from pictool.errors import InputError
 if TYPE_CHECKING:
     from pictool.eval.cases import SpecOptions
     from pictool.runtime.model import Model
-    from pictool.store.store import Store
     from pictool.tuning.questions import Questions
     from pictool.tuning.search import Finding
     from pictool.tuning.tune import Measure, TuningResult, TuningTarget
@@ -62,10 +61,7 @@ class TuneOptions:
         option(
             "--questions",
             "FILE",
-            (
-                "JSON Lines with query and optional answers, or a dataset of pic eval. Without it, "
-                "questions are made up."
-            ),
+            "JSON Lines with query and optional answers, or a dataset of pic eval. Required.",
             DATASET,
         ),
     ] = None
@@ -102,23 +98,25 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
 
     \b
       pic tune docs/*.txt --questions questions.jsonl --target-answer-kl 0.05
-      pic tune docs/*.txt --target-loss 1%
+      pic tune --questions dataset.jsonl --target-loss 1%
     """
     from pictool.eval import require_extra
     from pictool.eval.policies import parse_policies
+    from pictool.tuning.questions import questions_of_file, read_corpus
     from pictool.tuning.tune import DEFAULT_POLICIES, TuningResult, tune
 
     target = target_of(options)
     require_extra()
-    if not options.documents and options.questions is None:
-        raise UsageError("nothing to tune on; name documents, or questions with --questions")
     with of_command_line():
         policies = parse_policies(options.algo or DEFAULT_POLICIES)
-    check_inputs(options)
+    if options.questions is None:
+        raise UsageError("nothing to tune on; name questions with --questions")
+    check_inputs(options, options.questions)
     store, model = open_store(settings), open_model(settings)
     policies = policies if options.algo else runnable(model, policies)
     spec_options = make_spec_options(options, settings)
-    questions = without_long(model, make_questions(model, store, options), spec_options)
+    corpus = read_corpus(model, options.documents, options.chunk_tokens, options.per_prompt)
+    questions = without_long(model, questions_of_file(options.questions, corpus, options.limit), spec_options)
     rounds = list[TuningResult]()
     try:
         with answers_bar(f"{count(questions.num_units, 'question')}, {model.name}") as bar:
@@ -165,7 +163,7 @@ def _share(name: str, text: str) -> float:
     return share
 
 
-def check_inputs(options: TuneOptions) -> None:
+def check_inputs(options: TuneOptions, questions: str) -> None:
     """Read documents, and the beginning of the questions, before a model is loaded for them. Raises InputError."""
     from pictool.compiler.chunking import read_text
     from pictool.eval.datasets import datasets
@@ -176,37 +174,21 @@ def check_inputs(options: TuneOptions) -> None:
         require_codec(options.codec or "none")
     for name in options.documents:
         read_text(Path(name))
-    if options.questions is not None and options.questions not in datasets():
-        first_record(Path(options.questions))
+    if questions not in datasets():
+        first_record(Path(questions))
 
 
 def make_spec_options(options: TuneOptions, settings: Settings) -> SpecOptions:
-    """How questions become prompts: as `pic link` makes them, but for continuations, which have no template."""
+    """How questions become prompts: as `pic link` makes them."""
     from pictool.eval.cases import SpecOptions
 
-    is_given, cuts_here = options.questions is not None, not options.documents
     return SpecOptions(
         head=settings.head,
-        query_template=settings.query_template if is_given else None,
+        query_template=settings.query_template,
         separator=settings.separator,
         codec=options.codec or "none",
-        chunk_tokens=options.chunk_tokens if is_given and cuts_here else None,
+        chunk_tokens=None if options.documents else options.chunk_tokens,
     )
-
-
-def make_questions(model: Model, store: Store, options: TuneOptions) -> Questions:
-    """The user's questions; else what the model writes, or what it is to continue."""
-    from pictool.tuning.questions import continued, questions_of_file, read_corpus, written
-
-    corpus = read_corpus(model, options.documents, options.chunk_tokens, options.per_prompt)
-    if options.questions is not None:
-        return questions_of_file(options.questions, corpus, options.limit)
-    texts = corpus.texts
-    if model.tokenizer.chat_template:
-        with answers_bar(f"questions about {count(len(texts), 'document')}, {model.name}") as bar:
-            return written(model, store, texts, options.per_prompt, options.limit, bar)
-    note("no --questions, and the model has no chat template: the model continues passages of the documents instead")
-    return continued(model, texts, options.per_prompt, options.limit)
 
 
 def without_long(model: Model, questions: Questions, spec_options: SpecOptions) -> Questions:

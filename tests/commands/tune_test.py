@@ -14,14 +14,12 @@ from pictool.commands.settings.file import write_setting
 from pictool.commands.settings.settings import read_settings
 from pictool.errors import InputError
 
-LONG = "The harbour was quiet and nobody knows why it holds a festival in the spring of each year; words stand here.\n"
 Run = Callable[..., Outcome]
 
 
 @pytest.fixture
 def run(model: Path, texts: tuple[Path, Path]) -> Run:
     """Runs `pic tune` on a.txt and b.txt with forty questions and the tiny model."""
-    write("long.txt", LONG)
     write("q.jsonl", "\n".join(json.dumps({"query": f"Who {i}?", "max_new_tokens": 1}) for i in range(40)))
     common = ("-m", model, "--store", "st", "--algo", "naive", "--algo", "legolink-400")
     return lambda *more: pic("tune", *more, *common)
@@ -60,7 +58,7 @@ def test_json_has_everything_and_a_dry_run_writes_nothing(run: Run) -> None:
 def test_where_no_claim_is_possible_nothing_is_written(run: Run) -> None:
     outcome = given(run, "--target-loss", "1%")
     assert outcome.code == 1 and "no claim about answers is possible" in outcome.err and not Path("pic.yaml").exists()
-    few = run("long.txt", "--limit", 4)
+    few = given(run, "--limit", 4)
     assert few.code == 1 and "4 questions are too few" in few.err and not Path("pic.yaml").exists()
 
 
@@ -84,14 +82,13 @@ def test_an_interrupted_run_shows_what_is_known(run: Run, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 2, "name documents, or questions"),
+        (["a.txt"], 2, "--questions"),
         (["a.txt", "--target-answer-kl", "0"], 2, "must be above 0"),
         (["a.txt", "--target-loss", "much"], 2, "must be a share"),
         (["a.txt", "--target-loss", "1%", "--target-answer-kl", "1"], 2, "name one of the two"),
         (["a.txt", "--target-differ", "2"], 2, "--target-differ 2: must be a share"),
         (["a.txt", "--algo", "mapreduce"], 2, "mapreduce"),
-        (["no.txt"], 1, "no.txt"),
-        (["b.txt"], 1, "give --questions"),
+        (["no.txt", "--questions", "q.jsonl"], 1, "no.txt"),
     ],
 )
 def test_what_cannot_be_done_is_refused(run: Run, arguments: list[str], code: int, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,16 +18,14 @@ from pictool.eval.datasets.base import Case
 from pictool.eval.policies import parse_policies
 from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
-from pictool.tuning import questions as making
 from pictool.tuning.questions import (
     Corpus,
-    continued,
+    Questions,
     draw,
     fitting,
     normalised_cross_entropy,
     questions_of_file,
     read_corpus,
-    written,
 )
 from pictool.tuning.search import Range
 from pictool.tuning.tune import TuneOutcome, TuningResult, TuningTarget, tune
@@ -56,14 +55,16 @@ def test_units_are_sets_of_documents_or_questions_over_one_set() -> None:
     assert draw("q", cases(12, 4), 100) == many
 
 
-def test_continuations_are_of_the_documents(model: Model) -> None:
-    made = continued(model, TEXTS, 2, 20)
-    assert made.num_units == 20 and made.has_answers
-    for case in made.listed:
-        (gold,) = case.answers
-        assert any(" ".join((case.query + " " + gold).split()) in " ".join(text.split()) for text in case.documents)
-    with pytest.raises(InputError, match="give --questions"):
-        continued(model, ["Too short."], 2, 4)
+def continued(model: Model, texts: list[str], documents: int, limit: int) -> Questions:
+    """Six words of a text, which the model is to continue by the next three."""
+    draw, cases = random.Random(0), list[Case]()
+    for number in range(limit):
+        chosen = draw.sample(texts, min(documents, len(texts)))
+        words = chosen[0].split()
+        start = draw.randrange(len(words) - 8)
+        cue, gold = (" ".join(words[start + a : start + b]) for a, b in ((0, 6), (6, 9)))
+        cases.append(Case(str(number), tuple(chosen), cue, (gold,), query_template="{query}", max_new_tokens=16))
+    return Questions("continuations of passages", tuple(cases), tuple(range(limit)))
 
 
 def test_questions_of_a_file_may_have_answers_and_documents(tmp_path: Path, model: Model) -> None:
@@ -118,15 +119,6 @@ def test_questions_that_do_not_fit_the_model_may_be_left_out(model: Model) -> No
     made = draw("q", [*cases(4, 4), long], 10)
     kept, num_skipped = fitting(model, made, SpecOptions())
     assert num_skipped == 1 and kept.num_units == 4 and sorted(kept.units) == [0, 1, 2, 3]
-
-
-def test_a_model_that_can_chat_writes_questions_once(
-    store: Store, model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = written(model, store, TEXTS, 2, 3)
-    assert made.listed and not made.has_answers
-    monkeypatch.setattr(making, "_write", lambda *_: pytest.fail("they are kept"))
-    assert written(model, store, TEXTS, 2, 3) == made
 
 
 def test_a_random_model_knows_no_language_and_the_embedded_one_its_own() -> None:
