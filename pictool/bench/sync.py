@@ -14,7 +14,6 @@ from pictool.bench.repeats import MedianRange, OnRun, interleave, median_or_none
 from pictool.bench.single_request import Measurement, baselines_of, run_linked
 from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies import BASELINE
-from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -77,17 +76,14 @@ def bench_sync(
     samples = interleave(runs, options.repeats, on_run)
     params = {labelled.label: labelled.policy.params for labelled in policies}
     methods = [_method_result(label, params.get(label, {}), samples, len(ids)) for label in runs]
-    return SyncResult(len(ids), _object_bytes(prompt.store), tuple(methods))
+    object_bytes = sum(prompt.store.path(key).stat().st_size for key in prompt.store.keys())
+    return SyncResult(len(ids), object_bytes, tuple(methods))
 
 
 def with_full(policies: Sequence[LabelledPolicy]) -> list[LabelledPolicy]:
     """The policies, `full` first."""
     full = parse_grid([BASELINE])
     return [*full, *(labelled for labelled in policies if labelled.label != full[0].label)]
-
-
-def _object_bytes(store: Store) -> int:
-    return sum(store.path(key).stat().st_size for key in store.keys())
 
 
 def _method_result(

@@ -287,7 +287,7 @@ def open_results(
         lock_output(path, file)
         file.seek(0)
         data = file.read()
-        if not _is_results_file(data):
+        if data[: len(_BEGINNING)] != _BEGINNING[: len(data)]:  # a shorter one may be cut off
             raise InputError(f"{path}: is not a results file of pic eval; name another with -o")
         lines = data.split(b"\n")[:-1]  # without what comes after the last line break
         if not lines:
@@ -303,11 +303,6 @@ def open_results(
             on_note(f"{path}: the last line is not whole; it is dropped, and done again")
             file.truncate(len(whole))
         yield ResultsFile(path, file, held, results)
-
-
-def _is_results_file(data: bytes) -> bool:
-    """Whether it begins like a results file; one that is shorter than that may be cut off."""
-    return data[: len(_BEGINNING)] == _BEGINNING[: len(data)]
 
 
 def _read_header(path: Path, line: bytes) -> ResultsHeader:

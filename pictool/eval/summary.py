@@ -172,6 +172,7 @@ class _LineMaker:
         differences = [self._score(result) - self._score(full) for result, full in pairs]
         kls = [result.kl for result in results if result.kl is not None]
         whole = [result.answer_kl for result in results if result.answer_kl is not None]
+        decode_s = sum(result.timing.decode_s for result in results)
         return Line(
             label=labelled.label, algo=labelled.policy.name, params=results[0].params,
             score=clustered_mean(scores, groups, SCORES),
@@ -184,9 +185,10 @@ class _LineMaker:
             agreement=fmean(result.agreement or 0.0 for result in results),
             common_prefix=fmean(result.common_prefix or 0 for result in results),
             rows=fmean(result.rows for result in results), row_share=fmean(result.row_share for result in results),
-            timing=_median_times([result.timing for result in results]),
+            timing=Times(*map(median, zip(*(vars(result.timing).values() for result in results), strict=True))),
             speedup=median(full.timing.ttft_s / result.timing.ttft_s for result, full in pairs),
-            decode_tokens_per_s=_decode_rate(results), peak_bytes=_highest(result.peak_bytes for result in results),
+            decode_tokens_per_s=sum(result.generated for result in results) / decode_s if decode_s else None,
+            peak_bytes=max((result.peak_bytes for result in results if result.peak_bytes is not None), default=None),
             bytes_read=fmean(result.bytes_read for result in results),
             by_kind=self._by(_kind, self._kinds, results), by_size=self._by(_size, self._sizes, results),
             same_by_kind={
@@ -226,16 +228,3 @@ def _difference(labelled: LabelledPolicy, differences: Sequence[float], groups: 
     if labelled == FULL:
         return Estimate(0.0, None, None)
     return clustered_mean(differences, groups, (-1.0, 1.0))
-
-
-def _median_times(several: Sequence[Times]) -> Times:
-    return Times(*(median(column) for column in zip(*(vars(times).values() for times in several), strict=True)))
-
-
-def _decode_rate(results: Sequence[CaseResult]) -> float | None:
-    seconds = sum(result.timing.decode_s for result in results)
-    return sum(result.generated for result in results) / seconds if seconds else None
-
-
-def _highest(values: Iterable[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
