@@ -158,7 +158,7 @@ reference: $(READY)
 	$(BIN)/python tests/write_reference.py
 
 bench: $(READY)
-	$(BIN)/pic bench sync --repeats 3 -o benchmarks/results/bench_sync.json
+	$(BIN)/pic bench --repeats 3 --json > benchmarks/results/bench_sync.json
 	$(BIN)/python -m benchmarks.compile_speed --out benchmarks/results
 
 # A mixed load on one `pic serve` for some minutes: answers, memory, descriptors, disk, latency: `make soak MINUTES=60 OUT=soak.json`.

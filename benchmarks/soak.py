@@ -338,7 +338,7 @@ def growth(samples: list[dict[str, float]]) -> dict[str, dict[str, float]]:
 
 def plot(samples: list[dict[str, float]], path: Path) -> None:
     """The curves: memory, descriptors, disk, latency."""
-    from pictool.bench.plot import picture
+    from benchmarks.pictures import picture
 
     panels = {"memory, MB": ("rss_mb",), "open files, threads": ("files", "threads"),
               "disk of store and log, MB": ("disk_mb",), "latency, ms": ("p50_ms", "p99_ms")}  # fmt: skip

@@ -22,13 +22,6 @@ def complete_algo(incomplete: str) -> list[str]:
     return [name for name in policies() if name.startswith(incomplete)]
 
 
-def complete_algorithm(incomplete: str) -> list[str]:
-    """The names of policies, and of the methods that `pic eval` compares them with."""
-    from pictool.eval.methods import METHODS
-
-    return complete_algo(incomplete) + [name for name in METHODS if name.startswith(incomplete)]
-
-
 def complete_model(incomplete: str) -> list[str]:
     """The embedded models, and directories of models."""
     from pictool.runtime.model import EMBEDDED

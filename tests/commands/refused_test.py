@@ -83,16 +83,14 @@ eval world --codec none1
 eval world -p none=1
 eval world -m ./none
 tune
-tune none.txt
+tune none.txt --questions world
 tune a.txt --questions none
 tune a.txt --algo none
-tune a.txt --codec none1
-tune a.txt -m ./none
-bench sync --shape none
-bench sync --algo none
-bench sync -m ./none
-bench context --from 9 --to 3
-bench context --plot a.gif
+tune a.txt --questions world --codec none1
+tune a.txt --questions world -m ./none
+bench --shape none
+bench --algo none
+bench -m ./none
 serve --algo none
 serve --allow none
 serve --check none

@@ -10,7 +10,6 @@ import uuid
 from pathlib import Path
 
 import pytest
-import torch
 
 from commands.run import pic, write
 from pictool.commands.bench import BenchOptions, command_line, open_bench_model
@@ -18,9 +17,6 @@ from pictool.commands.settings.salt import is_weak, most_bits
 from pictool.commands.settings.settings import Settings, read_settings
 from pictool.commands.tui_process.worker import TuiWorker
 from pictool.errors import InputError, TraceError
-from pictool.eval.algorithms import parse_algorithms
-from pictool.eval.workers import make_job
-from pictool.runtime.model import load_model
 from pictool.store.store import Store
 from pictool.trace.format import read_trace
 
@@ -63,7 +59,7 @@ def test_another_salt_never_hits(model: Path, texts: tuple[Path, Path], monkeypa
 
 @pytest.mark.parametrize("command", ["eval", "bench"])
 def test_what_depends_on_what_was_asked_before_is_not_compared(command: str, model: Path) -> None:
-    given = ("eval", "world", "--limit", 1) if command == "eval" else ("bench", "sync")
+    given = ("eval", "world", "--limit", 1) if command == "eval" else ("bench",)
     refused = pic(*given, "--algo", "prefix", "-m", model)
     assert refused.code == 2 and "depends on earlier requests" in refused.err
 
@@ -177,17 +173,9 @@ def test_the_screens_model_has_the_salt(salted_trace: Path) -> None:
         TuiWorker(lambda *_: None, settings).analyse(trace, "t", 0)
 
 
-def test_processes_of_evaluations_have_the_salt(model: Path, store: Store) -> None:
-    job = make_job(load_model(str(model), "cpu", "float32", SALT), store, parse_algorithms(["naive"]), 1)
-    threads = torch.get_num_threads()
-    runner = job.runner()
-    torch.set_num_threads(threads)
-    assert runner._model.salt == SALT and SALT not in repr(job)
-
-
 def test_evaluations_compile_with_the_salt(model: Path, texts: tuple[Path, Path]) -> None:
     write("q.jsonl", '{"documents": ["a.txt"], "query": "Who?", "answers": ["she"], "id": "one"}\n')
-    named = ("eval", "q.jsonl", "-m", model, "--jobs", 1, "--algo", "naive", "--max-new-tokens", 2, "--store", "st")
+    named = ("eval", "q.jsonl", "-m", model, "--algo", "naive", "--max-new-tokens", 2, "--store", "st")
     keys = []
     for salt in ((), ("--salt", SALT)):
         outcome = pic(*named, *salt, "-o", f"{len(salt)}.jsonl")
@@ -199,16 +187,14 @@ def test_evaluations_compile_with_the_salt(model: Path, texts: tuple[Path, Path]
 def test_benches_have_the_salt_and_do_not_keep_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings().override(salt=SALT, device="cpu")
     for options in (BenchOptions(shape="tiny"), BenchOptions(model=str(model))):
-        assert open_bench_model(options, settings, "tiny", 0).salt == SALT
-    monkeypatch.setattr(sys, "argv", ["pic", "bench", "sync", "--salt", SALT, f"--salt={SALT}", "--salt-file", "f"])
+        assert open_bench_model(options, settings).salt == SALT
+    monkeypatch.setattr(sys, "argv", ["pic", "bench", "--salt", SALT, f"--salt={SALT}", "--salt-file", "f"])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # a program, and no module of -m
-    assert command_line() == "pic bench sync --salt ... --salt=... --salt-file f"
+    assert command_line() == "pic bench --salt ... --salt=... --salt-file f"
     assert SALT not in repr(settings)
 
 
 def test_every_command_with_a_model_takes_a_salt() -> None:
-    commands = ("compile", "link", "plan", "inspect", "eval", "tui", *(f"bench {name}" for name in (
-        "sync", "context",
-    )))  # fmt: skip
+    commands = ("compile", "link", "plan", "inspect", "eval", "tui", "bench")
     for command in commands:
-        assert pic(*command.split(), "--help").out.count("--salt") == 2, command
+        assert pic(command, "--help").out.count("--salt") == 2, command

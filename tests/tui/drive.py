@@ -27,7 +27,6 @@ from pictool.trace.deviation import (
     DeviationFromFull,
     GeneratedDeviation,
     KVDeviation,
-    NeighbourCorrelation,
 )
 from pictool.trace.format import Trace, write_trace
 from pictool.tui.app import PicApp
@@ -179,7 +178,6 @@ def make_analysis(trace: Trace, seed: int = 0) -> TraceAnalysis:
     key, value, cosine, tokens, gained = draw.random((5, layers, n)).astype(np.float32)
     deviation = DeviationFromFull(
         KVDeviation(key, value, cosine), AttentionDeviation(draw.random(layers), tokens, gained),
-        NeighbourCorrelation(draw.random(layers - 2)),
         tuple(GeneratedDeviation(token.id, 0.5, 0.25, 0.75, 2, 0.1, 0.2) for token in trace.generated),
     )  # fmt: skip
     return TraceAnalysis(attention, deviation, tuple(" no" for _ in trace.generated))

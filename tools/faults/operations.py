@@ -93,7 +93,7 @@ OPERATIONS = [
     Operation("inspect-plot", "inspect naive.trace --plot out/t.png", is_slow=True),
     Operation("diff", "inspect naive.trace lego.trace --diff"),
     Operation("diff-plot", "inspect naive.trace lego.trace --diff --plot out/d.svg", is_slow=True),
-    Operation("eval", "eval q.jsonl --jobs 1 --algo naive -o out/r.jsonl", measures=True, is_slow=True),
+    Operation("eval", "eval q.jsonl --algo naive -o out/r.jsonl", measures=True, is_slow=True),
     Operation("query", "query q.yaml", measures=True),
     Operation("query-bulk", "query --bulk bulk.jsonl -o out/answers.jsonl", measures=True, resumes=True),
     Operation("plan", "plan a.txt b.txt", measures=True, is_slow=True),

@@ -76,9 +76,6 @@ def warm_up_slow() -> None:
     """Import also what few commands need."""
     for module in ("scipy.stats", "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.font_manager"):
         importlib.import_module(module)
-    from pictool.bench import roofline, sync
-
-    sync.measure_rates = lambda *_: roofline.Rates(1e9, 1e12)  # type: ignore[attr-defined]  # it takes long, and no file
     gc.freeze()
 
 

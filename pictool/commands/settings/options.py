@@ -63,7 +63,6 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
 
 
 JsonOption = Annotated[bool, option("--json", None, "Print the report as JSON.", OUTPUT)]
-PlotOption = Annotated[Optional[str], option("--plot", "FILE", "Draw a plot (.svg or .png).", OUTPUT)]
 EngineOption = Annotated[
     Optional[str],
     option("--engine", "NAME", "torch (default) or vllm; a GGUF file chooses llamacpp. A wrong name lists all.", MODEL),

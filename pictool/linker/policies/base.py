@@ -128,29 +128,11 @@ class Knob:
 
 
 @dataclass(frozen=True)
-class PlotStyle:
-    """How pictures draw a policy: its points by a marker of matplotlib, and its lines.
-
-    Fields:
-        colors: of points: a colour map of matplotlib, of which variants of one policy take different shades, or one
-            colour (#rrggbb).
-        size: of the marker, in points.
-        line_colors: of lines: variants of one policy take one after another.
-    """
-
-    marker: str = "P"
-    colors: str = "Purples"
-    size: float = 8.0
-    line_colors: tuple[str, ...] = ("#a50f15", "#8c6d31", "#e377c2", "#7f7f7f")
-
-
-@dataclass(frozen=True)
 class Policy(ABC):
     """One linking algorithm; its fields are its hyperparameters. The tail is computed in full by every policy."""
 
     name: ClassVar[str]
     reference: ClassVar[str]  # paper and section
-    plot: ClassVar[PlotStyle] = PlotStyle()
     knob: ClassVar[Knob | None] = None
 
     @property

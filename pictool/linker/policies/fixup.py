@@ -10,7 +10,6 @@ from pictool.errors import InputError
 from pictool.linker.policies.base import (
     Knob,
     Needs,
-    PlotStyle,
     Policy,
     Prompt,
     Scores,
@@ -45,7 +44,6 @@ class Fixup(Policy):
 
     name: ClassVar[str] = "fixup"
     reference: ClassVar[str] = "docs/studies/fixups.md"
-    plot: ClassVar[PlotStyle] = PlotStyle("v", "Reds")
     knob: ClassVar[Knob | None] = Knob("ratio", is_share=True)
     ratio: float = 0.10
     budget: str = "prompt"

@@ -12,7 +12,6 @@ from pictool.errors import InputError
 from pictool.linker.policies.base import (
     Knob,
     Needs,
-    PlotStyle,
     Policy,
     Prompt,
     Scores,
@@ -47,7 +46,6 @@ class SpecCache(Policy):
 
     name: ClassVar[str] = "speccache"
     reference: ClassVar[str] = "SpecCache §2"
-    plot: ClassVar[PlotStyle] = PlotStyle("^", "Greens", line_colors=("#006d2c", "#31a354", "#74c476"))
     knob: ClassVar[Knob | None] = Knob("ratio", is_share=True)
     ratio: float = 0.15
     deep: float = 1 / 3

@@ -273,8 +273,6 @@ class Scripts(Surface):
             "naive",
             "--max-new-tokens",
             2,
-            "--jobs",
-            1,
             "-o",
             "r.jsonl",
             "--store",

@@ -1,8 +1,13 @@
-"""TTFT by the length of the prompt at a fixed size of chunks (EPIC §5.6, fig. 9), and the exponents of its growth."""
+"""TTFT by the length of the prompt at a fixed size of chunks (EPIC §5.6, fig. 9), and the exponents of its growth.
+
+python -m benchmarks.context --threads 2 --plot docs/images/bench-context
+"""
 
 from __future__ import annotations
 
+import argparse
 import math
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -12,24 +17,48 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pictool.bench.options import TRANSFORMERS, ContextOptions
+from benchmarks.output import write_results
+from benchmarks.pictures import line_colours, picture, picture_text
+from pictool.bench.options import TRANSFORMERS
 from pictool.bench.prompts import BenchPrompt, compile_for, random_chunks, random_tail, require_positions
 from pictool.bench.repeats import MedianRange, OnRun, interleave, median_or_none, median_ratio
-from pictool.bench.roofline import Rates, measure_rates
+from pictool.bench.shapes import random_model
 from pictool.bench.single_request import Measurement, baselines_of, run_linked
 from pictool.bench.sync import with_full
 from pictool.core import Chunk
-from pictool.linker.grid import LabelledPolicy
+from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies import BASELINE
-from pictool.linker.policies.base import PlotStyle
 from pictool.runtime.device import free_memory
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from pictool.runtime.model import Model
 
 MeasuredRun = Callable[[], Measurement | None]  # None: the device has too little memory
-TRANSFORMERS_STYLE = PlotStyle(line_colors=("#8c8c8c",))
+ALGOS = ("full", "legolink-16", "cacheblend-15", "naive")
+
+
+@dataclass(frozen=True)
+class ContextOptions:
+    """Prompts of `start` tokens, doubled as long as they have at most `stop`.
+
+    All chunks have `chunk_tokens` tokens, but the last, which has what is left before the tail.
+    """
+
+    start: int = 1024
+    stop: int = 32768
+    chunk_tokens: int = 512
+    tail_tokens: int = 32
+    repeats: int = 3
+    seed: int = 0
+    is_cold: bool = False
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each prompt, ascending."""
+        return tuple(self.start << i for i in range((self.stop // self.start).bit_length()))
 
 
 @dataclass(frozen=True)
@@ -72,12 +101,7 @@ class CurvePoint:
     bytes_read: int
     peak_bytes: float | None
     speedup: float | None
-    floor_s: float | None
     samples: tuple[Measurement, ...]
-
-    @property
-    def ttft_by_floor(self) -> float | None:
-        return None if self.floor_s is None else self.ttft.median / self.floor_s
 
 
 @dataclass(frozen=True)
@@ -88,7 +112,7 @@ class Curve:
     params: dict[str, Any]
     points: tuple[CurvePoint, ...]
     out_of_memory: int | None
-    style: PlotStyle = PlotStyle()
+    algo: str = ""
 
     @property
     def ttft(self) -> Growth | None:
@@ -108,9 +132,8 @@ class Curve:
         return Growth.fit([tokens for tokens, _ in known], [seconds for _, seconds in known])
 
     def report(self) -> dict[str, Any]:
-        values = {name: value for name, value in asdict(self).items() if name != "style"}
         growth = {name: getattr(self, name) for name in ("ttft", "long_ttft", "recompute")}
-        return {**values, "growth": {name: fit and asdict(fit) for name, fit in growth.items()}}
+        return {**asdict(self), "growth": {name: fit and asdict(fit) for name, fit in growth.items()}}
 
 
 @dataclass(frozen=True)
@@ -118,7 +141,6 @@ class ContextResult:
     """`curves`: `full` first, then the policies in their order, `transformers` last."""
 
     lengths: tuple[int, ...]
-    rates: Rates
     curves: tuple[Curve, ...]
 
     def report(self) -> dict[str, Any]:
@@ -142,7 +164,6 @@ def bench_context(
     """
     require_positions(model, options.lengths[-1], "--to with less")
     policies = with_full(policies)
-    rates = measure_rates(model.device, model.dtype)
     samples_at: dict[int, dict[str, list[Measurement]]] = {}
     ended: dict[str, int] = {}
     measured_baselines = baselines_of(model)
@@ -155,15 +176,14 @@ def bench_context(
         samples_at[tokens] = {
             label: [sample for sample in samples if sample] for label, samples in measured.items() if label not in ended
         }
-    rates = rates.or_better(measure_rates(model.device, model.dtype))
-    methods = {labelled.label: (labelled.policy.params, labelled.policy.plot) for labelled in policies}
+    methods = {labelled.label: (labelled.policy.params, labelled.policy.name) for labelled in policies}
     if model.is_of_transformers:
-        methods[TRANSFORMERS] = ({}, TRANSFORMERS_STYLE)
+        methods[TRANSFORMERS] = ({}, TRANSFORMERS)
     curves = [
-        Curve(label, params, _points(label, samples_at, rates), ended.get(label), style)
-        for label, (params, style) in methods.items()
+        Curve(label, params, _points(label, samples_at), ended.get(label), algo)
+        for label, (params, algo) in methods.items()
     ]
-    return ContextResult(options.lengths, rates, tuple(curves))
+    return ContextResult(options.lengths, tuple(curves))
 
 
 def make_prompts(
@@ -208,16 +228,16 @@ def _unless_out_of_memory(run: Callable[[], Measurement]) -> MeasuredRun:
     return guarded
 
 
-def _points(label: str, samples_at: dict[int, dict[str, list[Measurement]]], rates: Rates) -> tuple[CurvePoint, ...]:
+def _points(label: str, samples_at: dict[int, dict[str, list[Measurement]]]) -> tuple[CurvePoint, ...]:
     """The points of one method, from the samples by length and label."""
     return tuple(
-        _point(tokens, samples[label], samples.get(BASELINE), rates)
+        _point(tokens, samples[label], samples.get(BASELINE))
         for tokens, samples in samples_at.items()
         if label in samples
     )
 
 
-def _point(tokens: int, samples: list[Measurement], full: list[Measurement] | None, rates: Rates) -> CurvePoint:
+def _point(tokens: int, samples: list[Measurement], full: list[Measurement] | None) -> CurvePoint:
     first, ttft = samples[0], [sample.ttft_s for sample in samples]
     return CurvePoint(
         tokens=tokens, ttft=MedianRange.of(ttft),
@@ -225,5 +245,72 @@ def _point(tokens: int, samples: list[Measurement], full: list[Measurement] | No
         rows=first.rows, bytes_read=first.bytes_read,
         peak_bytes=median_or_none([sample.peak_bytes for sample in samples]),
         speedup=median_ratio([sample.ttft_s for sample in full], ttft) if full else None,
-        floor_s=first.floor_s(rates), samples=tuple(samples),
+        samples=tuple(samples),
     )  # fmt: skip
+
+
+def plot_context(result: ContextResult, title: str, name: str | Path) -> None:
+    """TTFT by length, both logarithmic, with the exponents (EPIC fig. 9)."""
+    with picture(name, 8.4, 4.2) as figure:
+        axes = figure.subplots()
+        by_label = line_colours({curve.label: curve.algo for curve in result.curves})
+        for curve in result.curves:
+            _draw_curve(axes, curve, by_label[curve.label])
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(result.lengths, [_short(tokens) for tokens in result.lengths])
+        axes.xaxis.minorticks_off()
+        axes.yaxis.set_major_formatter(lambda seconds, _: _time(seconds))
+        axes.yaxis.set_minor_formatter(lambda *_: "")
+        axes.set(xlabel="tokens of the prompt", ylabel="TTFT")
+        axes.set_title(picture_text(title), loc="left")
+        title = "exponent over all lengths;\nover the longer half of them"
+        figure.legend(loc="outside right upper", title=title, alignment="left", labelspacing=0.8)
+
+
+def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
+    """Medians, with the least and the most of the repeats; a cross where memory was not enough."""
+    tokens = [point.tokens for point in curve.points]
+    ttft = [point.ttft for point in curve.points]
+    label = f"{picture_text(curve.label)}\n{curve.ttft or '-'}; {curve.long_ttft or '-'}"
+    is_baseline = curve.label == TRANSFORMERS
+    axes.plot(
+        tokens, [spread.median for spread in ttft], label=label, color=colour, marker="o", markersize=4,
+        linestyle="--" if is_baseline else "-", zorder=3 if is_baseline else 2,
+    )  # fmt: skip
+    low, high = [spread.low for spread in ttft], [spread.high for spread in ttft]
+    axes.fill_between(tokens, low, high, color=colour, alpha=0.15, lw=0)
+    if curve.out_of_memory and ttft:
+        axes.plot(tokens[-1], ttft[-1].median, marker="x", markersize=10, color=colour)
+        axes.annotate("out of memory after this", (tokens[-1], ttft[-1].median), fontsize=7, color=colour)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds >= 1 else f"{seconds * 1e3:g} ms"
+
+
+def _short(tokens: int) -> str:
+    return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="tiny")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--stop", type=int, default=ContextOptions.stop, help="tokens of the longest prompt")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/bench_context.json"))
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    model, lengths = random_model(options.shape), ContextOptions(stop=options.stop)
+    with tempfile.TemporaryDirectory() as inside:
+        result = bench_context(model, parse_grid(ALGOS), lengths, Path(inside))
+    for curve in result.curves:
+        print(f"{curve.label:<16} exponent {curve.ttft or '-'}, of the longer half {curve.long_ttft or '-'}")
+    write_results(options.out, {"options": asdict(lengths), "results": result.report()})
+    if options.plot:
+        plot_context(result, f"{model.name}, chunks of {lengths.chunk_tokens} tokens", options.plot)
+
+
+if __name__ == "__main__":
+    main()

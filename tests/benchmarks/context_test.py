@@ -12,11 +12,19 @@ import pytest
 import torch
 from scipy.stats import linregress
 
-from pictool.bench import context
-from pictool.bench.context import ContextResult, Curve, CurvePoint, Growth, bench_context, longer_half, make_prompts
-from pictool.bench.options import ContextOptions
+from benchmarks import context
+from benchmarks.context import (
+    ContextOptions,
+    ContextResult,
+    Curve,
+    CurvePoint,
+    Growth,
+    bench_context,
+    longer_half,
+    make_prompts,
+    plot_context,
+)
 from pictool.bench.repeats import MedianRange
-from pictool.bench.roofline import Rates
 from pictool.bench.single_request import run_linked
 from pictool.errors import InputError
 from pictool.linker.grid import parse_grid
@@ -42,7 +50,7 @@ def test_a_longer_prompt_begins_like_a_shorter_one_and_all_are_compiled(model: M
     assert len(store.keys()) == 10 + 1
 
 
-def test_all_policies_are_measured_at_all_lengths(model: Model, rates: Rates, tmp_path: Path) -> None:
+def test_all_policies_are_measured_at_all_lengths(model: Model, tmp_path: Path) -> None:
     result = bench_context(model, parse_grid(["legolink-2", "full"]), OPTIONS, tmp_path)
     assert [curve.label for curve in result.curves] == ["full", "legolink-2", "transformers"]
     for curve in result.curves:
@@ -67,7 +75,7 @@ def out_of_memory_from(tokens: int, labels: set[str]) -> Callable[..., Any]:
 
 
 def test_a_curve_ends_where_memory_does_and_the_others_go_on(
-    model: Model, rates: Rates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(context, "run_linked", out_of_memory_from(128, {"full"}))
     full, naive, plain = bench_context(model, parse_grid(["naive"]), OPTIONS, tmp_path).curves
@@ -79,7 +87,7 @@ def test_a_curve_ends_where_memory_does_and_the_others_go_on(
 
 def curve(seconds: list[float], recompute: list[float]) -> Curve:
     points = [
-        CurvePoint(1024 << i, MedianRange(ttft, ttft, ttft), compute, 1.0, 0, None, 1.0, 1.0, ())
+        CurvePoint(1024 << i, MedianRange(ttft, ttft, ttft), compute, 1.0, 0, None, 1.0, ())
         for i, (ttft, compute) in enumerate(zip(seconds, recompute, strict=True))
     ]
     return Curve("x", {}, tuple(points), None)
@@ -98,8 +106,12 @@ def test_the_last_length_must_fit_the_model(model: Model, tmp_path: Path) -> Non
         bench_context(model, parse_grid(["naive"]), ContextOptions(stop=1 << 18), tmp_path)
 
 
-def test_a_result_without_curves_is_empty() -> None:
-    assert ContextResult((1,), Rates(1.0, 1.0), ()).report()["curves"] == []
+def test_a_picture_is_svg_and_png_with_the_exponents() -> None:
+    result = ContextResult((1024, 2048), (curve([1, 4], [1, 4]), Curve("y", {}, (), 1024)))
+    plot_context(result, "a title", "out")
+    text = Path("out.svg").read_text()
+    assert all(f"<!-- {shown} -->" in text for shown in ("a title", "x", "2.00; -"))
+    assert Path("out.png").read_bytes()[:4] == b"\x89PNG"
 
 
 # Growth

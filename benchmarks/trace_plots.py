@@ -1,7 +1,15 @@
-"""Plots of traces and objects with matplotlib, an optional extra. The same input gives the same bytes."""
+"""Pictures of traces: the rows that links computed, the distance from full recompute, the attention of tail and answer.
+
+    python -m benchmarks.trace_plots selection naive.trace lego-16.trace blend.trace spec.trace -o selections.png
+    python -m benchmarks.trace_plots deviation naive.trace lego-16.trace -o deviation.png
+    python -m benchmarks.trace_plots attention naive.trace full.trace --layer 3 --head 0 -o attention.png
+
+The traces are of the embedded model (docs/guides/inspecting-a-link.md). The same input gives the same bytes.
+"""
 
 from __future__ import annotations
 
+import argparse
 import functools
 import io
 import warnings
@@ -12,11 +20,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.errors import InputError
 from pictool.escapes import visible
-from pictool.store.store import atomic_write
-from pictool.trace.attention_sinks import NUM_OFFSETS
-from pictool.trace.format import Trace
+from pictool.runtime.model import load_model
+from pictool.store.store import Store, atomic_write
+from pictool.trace.analysis import analyse_trace
+from pictool.trace.format import Trace, read_trace
 from pictool.trace.heatmap import BinnedColumns, bin_columns
 from pictool.trace.labels import row_labels, short
 
@@ -25,7 +33,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from pictool.trace.attention import AttentionMap
-    from pictool.trace.attention_sinks import AttentionSinks
     from pictool.trace.deviation import DeviationFromFull
 
 WIDTH = 9.0  # inches
@@ -54,18 +61,6 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     return draw_styled
 
 
-def require_matplotlib() -> None:
-    """Check that matplotlib is installed.
-
-    Raises:
-        InputError: it is not.
-    """
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise InputError("--plot: needs matplotlib; install it with: pip install 'pictool[plot]'") from error
-
-
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as SVG or PNG, by the suffix; the bytes depend on nothing but the figure."""
     import matplotlib
@@ -82,21 +77,19 @@ def save(figure: Figure, path: Path) -> None:
 
 @styled
 def draw_attention(
-    maps: Sequence[tuple[Trace, AttentionMap]], layer: int | None = None, head: int | None = None, scale: str = "minmax"
+    maps: Sequence[tuple[Trace, AttentionMap]], layer: int | None = None, head: int | None = None
 ) -> Figure:
-    """Draw the attention of tail and generated tokens over the prompt, one map per link (EPIC fig. 4 and 7)."""
-    values = [
-        attention.minmax(layer, head) if scale == "minmax" else attention.share(layer, head) for _, attention in maps
-    ]
+    """Draw the attention of tail and generated tokens over the prompt, one map per link (EPIC fig. 7)."""
+    values = [attention.share(layer, head) for _, attention in maps]
     figure, axes = _figure([0.6 + 0.14 * len(rows) for rows in values])
-    high = 1.0 if scale == "minmax" else float(max(rows.max() for rows in values))
+    high = float(max(rows.max() for rows in values))
     for axis, (trace, attention), rows in zip(axes, maps, values, strict=True):
         image = _draw_map(axis, rows, trace, high)
         _set_row_labels(axis, [_label(text) for text in row_labels(trace, attention)])
         axis.axhline(attention.num_tail - 0.5, color="white", linewidth=0.8)
         where = f"layer {'all' if layer is None else layer}, head {'all' if head is None else head}"
         axis.set_title(f"{visible(trace.label)}: {_answer(trace)}   ({where})")
-    figure.colorbar(image, ax=axes, fraction=0.02, pad=0.01, label="QK, min-max" if scale == "minmax" else "share")
+    figure.colorbar(image, ax=axes, fraction=0.02, pad=0.01, label="share")
     return figure
 
 
@@ -150,43 +143,6 @@ def draw_deviation(links: Sequence[tuple[Trace, DeviationFromFull]]) -> Figure:
         labels = [_label(token.text) for token in trace.generated]
         _draw_bars(kl, labels, [token.kl for token in deviation.generated], max_kl)
         kl.set_title("KL(full || linked) of each generated token, nats")
-    return figure
-
-
-@styled
-def draw_attention_sinks(sinks: AttentionSinks, title: str) -> Figure:
-    """Draw what the initial tokens of an object draw of its attention, by token and layer, and by layer and head."""
-    num_layers, num_heads = sinks.initial_share.shape
-    figure, (axis, heads) = _figure([2.2, 0.8 + 0.18 * num_layers])
-    for layer, shares in enumerate(sinks.share_by_offset.mean(1)):
-        label = f"layer {layer}" if layer in (0, num_layers - 1) or num_layers <= 8 else None
-        axis.plot(100 * shares, marker=".", label=label, color=_color(layer, num_layers))
-    axis.set(xlabel="token of the chunk", ylabel="% of attention")
-    axis.set_title(
-        f"{title}: attention of the {sinks.num_rows} rows after the first {sinks.num_initial}, mean of heads"
-    )
-    axis.legend()
-    image = heads.imshow(100 * sinks.initial_share, aspect="auto", cmap="viridis", vmin=0)
-    heads.set_xticks(range(0, num_heads, -(-num_heads // 32)))
-    _set_row_labels(heads, [str(layer) for layer in range(num_layers)])
-    heads.set(xlabel="head", ylabel="layer")
-    heads.set_title(
-        f"% that the first {sinks.num_initial} tokens draw ({100 * sinks.uniform_share:.1f} if all drew alike)"
-    )
-    figure.colorbar(image, ax=heads, fraction=0.02, pad=0.01)
-    return figure
-
-
-@styled
-def draw_share_by_offset(maps: Sequence[tuple[Trace, AttentionMap]]) -> Figure:
-    """Draw the attention of tail and answer to one token of a chunk, by its offset in the chunk; a line per link."""
-    figure, (axis,) = _figure([2.6])
-    for trace, attention in maps:
-        axis.plot(100 * attention.share_by_offset(NUM_OFFSETS).mean(0), marker=".", label=visible(trace.label))
-    axis.set(xlabel="token of the chunk", ylabel="% of attention", title="attention of tail and answer on one token of "
-             "a chunk (mean of chunks, layers, heads)")  # fmt: skip
-    axis.set_ylim(bottom=0)
-    axis.legend()
     return figure
 
 
@@ -252,7 +208,27 @@ def _answer(trace: Trace) -> str:
     return f'"{_label(trace.answer)}"'
 
 
-def _color(layer: int, num_layers: int) -> Any:
-    import matplotlib
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=("selection", "deviation", "attention"))
+    parser.add_argument("traces", type=Path, nargs="+")
+    parser.add_argument("--layer", type=int)
+    parser.add_argument("--head", type=int)
+    parser.add_argument("--store", default=".pic")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="ends in .svg or .png")
+    options = parser.parse_args()
+    traces = [read_trace(path) for path in options.traces]
+    if options.kind == "selection":
+        save(draw_selection(traces), options.out)
+        return
+    model, store = load_model("embedded", "cpu"), Store(options.store)
+    found = [(trace, analyse_trace(model, store, trace, trace.label)) for trace in traces]
+    if options.kind == "attention":
+        maps = [(trace, analysis.attention) for trace, analysis in found if analysis.attention]
+        save(draw_attention(maps, options.layer, options.head), options.out)
+    else:
+        save(draw_deviation([(trace, each.deviation) for trace, each in found if each.deviation]), options.out)
 
-    return matplotlib.colormaps["viridis"](layer / max(1, num_layers))
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,7 @@
 """The roofline of a link: no link is faster than its bytes by the copy rate, or its FLOPs by the matmul rate.
 
+    OMP_NUM_THREADS=2 python -m benchmarks.roofline --shape qwen2.5-0.5b --dtype bfloat16    # the floors of `pic bench`
+
 Both rates are measured. Bytes are those that the loader reads from objects; the copy is one into the device's memory
 (on a CPU, from memory to memory). FLOPs are those of the target's rows, without what selects rows (a small model,
 comparing).
@@ -7,16 +9,25 @@ comparing).
 
 from __future__ import annotations
 
+import argparse
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.nn.functional import linear
 
+from pictool.bench.options import PromptOptions
+from pictool.bench.prompts import BenchPrompt, make_prompt, with_speculative
+from pictool.bench.shapes import random_model, save_speculative
+from pictool.bench.single_request import link_prompt
 from pictool.core import RowMask
+from pictool.linker.grid import parse_grid
+from pictool.linker.policies.base import Policy
 from pictool.runtime import architectures
 from pictool.runtime.device import is_accelerator, synchronize
 from pictool.runtime.memory.streams import host_buffer
@@ -25,6 +36,7 @@ from pictool.runtime.products import onednn_linear, onednn_wins
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
+POLICIES = ("full", "naive", "legolink-16", "cacheblend-15", "speccache-15")
 _COPY_BYTES = 1 << 28
 _SIZE, _SIZE_ON_ACCELERATOR = 2048, 8192  # of the square matrices that are multiplied
 _RUNS, _LONG_S = 5, 3.0
@@ -32,18 +44,10 @@ _RUNS, _LONG_S = 5, 3.0
 
 @dataclass(frozen=True)
 class Rates:
-    """The best that was measured: bytes per second into the device's memory, FLOPs per second of a large matmul.
-
-    `bfloat16_flops_s`: those of float32 on a CPU in bfloat16; 0: not asked.
-    """
+    """The best that was measured: bytes per second into the device's memory, FLOPs per second of a large matmul."""
 
     copy_bytes_s: float
     flops_s: float
-    bfloat16_flops_s: float = 0.0
-
-    def or_better(self, other: Rates) -> Rates:
-        """The higher of each rate: the machine's best moment bounds every other."""
-        return Rates(*map(max, astuple(self), astuple(other)))
 
     def roofline_s(self, num_bytes: float, flops: float) -> float:
         """The least seconds of so many bytes and FLOPs: copying and computing overlap, so the longer of the two."""
@@ -55,9 +59,7 @@ def measure_rates(device: str, dtype: str) -> Rates:
     host = host_buffer(_COPY_BYTES, torch.device(device)).fill_(1)
     copied = torch.empty_like(host, device=device)
     copy_s = _best_s(lambda: copied.copy_(host, non_blocking=True), device)
-    has_choice = (device, dtype) == ("cpu", "float32")
-    in_bfloat16 = measure_matmul(device, "bfloat16") if has_choice else 0.0
-    return Rates(_COPY_BYTES / copy_s, measure_matmul(device, dtype), in_bfloat16)
+    return Rates(_COPY_BYTES / copy_s, measure_matmul(device, dtype))
 
 
 def measure_matmul(device: str, dtype: str) -> float:
@@ -81,15 +83,12 @@ def _best_s(run: Callable[[], Any], device: str) -> float:
     return min(seconds[1:])
 
 
-def link_flops(model: Model, rows: RowMask, checked: Sequence[int]) -> float | None:
+def link_flops(model: Model, rows: RowMask, checked: Sequence[int]) -> float:
     """FLOPs of the rows [layers, n] of a link: 2 per weight and row, 4 · heads · head_dim per row and key.
 
     At a checked layer K and V are computed for all its rows, and the rest only for the rows that are kept: those of the
     next layer. Of the last layer nothing needs more than K and V, but of the last row.
-    None for a GGUF file, whose sizes are not read.
     """
-    if not model.is_of_transformers:
-        return None
     sizes = _Sizes.of(model)
     flops = 2.0 * sizes.vocab * sizes.hidden  # the logits of one row
     is_last = np.arange(rows.shape[1]) == rows.shape[1] - 1
@@ -131,3 +130,31 @@ class _Sizes:
         _, computed = architectures.count_weights(model.module, config)
         kv, query = config.hidden_size * model.geometry.width, architectures.query_width(config)
         return cls(computed // len(layers), kv, query, config.hidden_size, config.vocab_size)
+
+
+def prompt_flops(model: Model, prompt: BenchPrompt, policy: Policy) -> float:
+    """The FLOPs of linking a prompt."""
+    rows = link_prompt(model, prompt, policy, is_cold=False).rows
+    return link_flops(model, rows, policy.check_layers(len(rows)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="qwen2.5-0.5b")
+    parser.add_argument("--dtype", default="auto")
+    options = parser.parse_args()
+    model = random_model(options.shape, dtype=options.dtype)
+    rates = measure_rates(model.device, model.dtype)
+    print(f"copy {rates.copy_bytes_s / 1e9:.1f} GB/s, matmul {rates.flops_s / 1e12:.3g} TFLOP/s ({model.dtype})")
+    with tempfile.TemporaryDirectory() as inside:
+        small = save_speculative(options.shape, f"{inside}/speculative")
+        policies = with_speculative(parse_grid(POLICIES), small)
+        prompt = make_prompt(model, policies, PromptOptions(), Path(inside))
+        for labelled in policies:
+            linked = link_prompt(model, prompt, labelled.policy, is_cold=False)
+            floor_s = rates.roofline_s(linked.bytes_read, prompt_flops(model, prompt, labelled.policy))
+            print(f"{labelled.label:<16} floor {floor_s:.3f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -8,10 +8,9 @@ import subjects
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pictool.bench import roofline
-from pictool.bench.roofline import Rates, link_flops, measure_rates, window_of
+from benchmarks import roofline
+from benchmarks.roofline import Rates, link_flops, measure_rates, window_of
 from pictool.bench.shapes import random_model
-from pictool.commands.bench import roofline_line
 from pictool.core import RowMask
 from pictool.runtime.model import Model
 from pictool.runtime.transformers_module import transformers_module
@@ -81,16 +80,6 @@ def test_the_roofline_is_the_longer_of_copying_and_computing() -> None:
     rates = Rates(copy_bytes_s=100.0, flops_s=1000.0)
     assert rates.roofline_s(50, 100) == 0.5
     assert rates.roofline_s(5, 100) == 0.1
-
-
-def test_the_better_of_two_measurements_counts() -> None:
-    assert Rates(1.0, 20.0, 3.0).or_better(Rates(2.0, 10.0, 4.0)) == Rates(2.0, 20.0, 4.0)
-
-
-@pytest.mark.parametrize(("rate", "told"), [(0.0, None), (1e9, None), (4.4e9, "4.4x as fast in bfloat16")])
-def test_what_bfloat16_would_gain_is_told(rate: float, told: str | None) -> None:
-    line = roofline_line(Rates(1e9, 1e9, rate))
-    assert told in line if told else "bfloat16" not in line
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
