@@ -6,20 +6,21 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Optional
 
 from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import print_json
 from pictool.commands.console.verbosity import note
 from pictool.commands.link import Stream, fetching_ends_with_an_error, note_compiled
-from pictool.commands.linking.folder import FolderOptions, compile_all_of, read_library
-from pictool.commands.linking.request import RequestOptions, make_spec, require_text
+from pictool.commands.linking.folder import FolderOptions, read_library
+from pictool.commands.linking.request import make_spec, require_text
 from pictool.commands.settings.engine import find_engine
 from pictool.commands.settings.options import (
     SALT,
+    AlgoOption,
     EngineOption,
     JsonOption,
+    NewTokensOption,
     command,
     make_app,
     option,
@@ -36,18 +37,12 @@ if TYPE_CHECKING:
 
 app = make_app()
 PASSAGES = 8
-REQUEST_FIELDS_OF_LINK = (
-    "documents", "query", "chunk_tokens", "k", "ratio", "params", "fallback", "head", "query_template", "temperature",
-    "top_p", "seed", "stop", "sinks",
-)  # fmt: skip
+PassagesOption = Annotated[int, option("--passages", "N", "Link at most N passages.", min=1)]
 
 
-@command(
-    app, "ask", "model", "device", "dtype", "store", "remote", "require_signed", *SALT, without=REQUEST_FIELDS_OF_LINK
-)
+@command(app, "ask", "model", "device", "dtype", "codec", "separator", "store", "remote", "require_signed", *SALT)
 def run_ask(
     folder: FolderOptions,
-    request: RequestOptions,
     settings: Settings,
     question: Annotated[Optional[str], option("-q, --query", "TEXT", "The question.")] = None,
     is_conversation: Annotated[
@@ -58,10 +53,9 @@ def run_ask(
             "Read more questions from stdin, one a line. A chat model also gets the earlier turns.",
         ),
     ] = False,
-    num_passages: Annotated[int, option("--passages", "N", "Link at most N passages.", min=1)] = PASSAGES,
-    compile_all: Annotated[
-        bool, option("--all", None, "Compile all passages first, not only those that are linked.")
-    ] = False,
+    num_passages: PassagesOption = PASSAGES,
+    algo: AlgoOption = None,
+    max_new_tokens: NewTokensOption = None,
     as_json: JsonOption = False,
     engine: EngineOption = None,
 ) -> None:
@@ -74,7 +68,7 @@ def run_ask(
     check_questions(question, is_conversation, as_json)
     from pictool.conversation import Conversation
 
-    spec = make_spec(replace(request, query=question or "?"), settings)
+    spec = make_spec(settings, question or "?", algo, max_new_tokens)
     engine_type, store = find_engine(engine, model=settings.model), open_store(settings)
     files = folder.find_files()
     model = open_model(settings)
@@ -82,8 +76,6 @@ def run_ask(
         library = read_library(reader, files)
     kept = None if is_conversation else 0
     with engine_type(model, store, kept) as running, fetching_ends_with_an_error(store):
-        if compile_all:
-            compile_all_of(running, [passage.chunk(model) for passage in library.passages], spec.objects_for(model))
         hold(Conversation(running, library, spec, num_passages), question, is_conversation, as_json)
     store.drain()
 

@@ -13,25 +13,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from pictool import __version__
-from pictool.commands.console.errors import UsageError, of_command_line
+from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import output_path, print_json, write_json
 from pictool.commands.console.verbosity import note
 from pictool.commands.console.words import count
 from pictool.commands.linking.batch import BatchOptions, VerifyOptions, run_batch
 from pictool.commands.linking.request import (
-    AUTO,
     STDIN,
     RequestOptions,
     check_documents,
     check_keys,
-    make_spec,
     note_measuring,
-    policy_values,
     with_stdin,
 )
 from pictool.commands.settings.engine import find_engine
 from pictool.commands.settings.options import (
     OUTPUT,
+    POLICY,
     SALT,
     EngineOption,
     JsonOption,
@@ -62,6 +60,10 @@ FOREIGN = 1.25  # tokens a word; the world has 1.0, other English 1.5 and more
 class LinkOptions:
     """What a link does besides answering."""
 
+    auto_ratio: Annotated[
+        bool,
+        option("--auto-ratio", None, "Recompute the share of rows that loading hides, at least 0.15.", POLICY),
+    ] = False
     compare: Annotated[bool, option("--compare", None, "Also run full recompute; print speedup and agreement.")] = False
     trace: Annotated[
         Optional[str],
@@ -88,10 +90,6 @@ class LinkCommand:
         """Whether the answer is not streamed: it is printed as JSON, written to a file, or one of several."""
         return self.options.as_json or self.options.output is not None or bool(self.policies)
 
-    @property
-    def is_auto(self) -> bool:
-        return policy_values(self.request).get("ratio") == AUTO
-
 
 @dataclass(frozen=True)
 class LinkOutput:
@@ -101,7 +99,10 @@ class LinkOutput:
     is_foreign: bool
 
 
-@command(app, "link", "model", "device", "dtype", "server", "store", "remote", "require_signed", *SALT)
+@command(
+    app, "link", "model", "device", "dtype", "server", "head", "query_template", "separator", "codec", "store",
+    "remote", "require_signed", *SALT,
+)  # fmt: skip
 def run_link(request: RequestOptions, settings: Settings, verified: VerifyOptions, options: LinkOptions) -> None:
     """Link documents into a prompt and answer a query.
 
@@ -130,8 +131,10 @@ def parse(request: RequestOptions, settings: Settings, options: LinkOptions, can
     """The command line of one request, checked as far as no model is needed. Raises PicError."""
     check_documents(request.documents)
     check_outputs(options, request.documents)
-    policies = side_by_side(request, options.trace)
-    spec = with_stdin(make_spec(request, settings))
+    policies = side_by_side(request, options)
+    spec = with_stdin(request.spec(settings))
+    if options.auto_ratio and (spec.policy.knob is None or not spec.policy.knob.is_share):
+        raise UsageError(f"--auto-ratio: {spec.policy.name} has no ratio; name another with --algo")
     is_verified = canary.picks(json.dumps(request_json(spec, {}) | {"algo": spec.policy.params}))
     return LinkCommand(request, settings, options, spec, policies, is_verified)
 
@@ -150,7 +153,9 @@ def show(parsed: LinkCommand, result: LinkOutput) -> None:
 
 def refuse_of_one(options: LinkOptions) -> None:
     """Refuse options of a single request together with --batch."""
-    for name, value in (("--compare", options.compare), ("--trace", options.trace)):
+    for name, value in (
+        ("--compare", options.compare), ("--trace", options.trace), ("--auto-ratio", options.auto_ratio),
+    ):  # fmt: skip
         if value:
             raise UsageError(f"--batch: {name} applies to one request; leave it out (--verify 1 compares all)")
 
@@ -172,7 +177,7 @@ def require_little_drift(reports: Sequence[Mapping[str, Any]], max_kl: float | N
 def link_here(parsed: LinkCommand, opened: ExitStack) -> LinkOutput:
     """Link in this process. `opened` waits for what the store still writes."""
     settings, spec = parsed.settings, parsed.spec
-    needed: dict[Feature, str] = {"auto_ratio": "--ratio auto"} if parsed.is_auto else {}
+    needed: dict[Feature, str] = {"auto_ratio": "--auto-ratio"} if parsed.options.auto_ratio else {}
     engine_type = find_engine(
         parsed.options.engine, needed | ({} if parsed.options.trace is None else {"trace": "--trace"}), settings.model
     )
@@ -181,7 +186,7 @@ def link_here(parsed: LinkCommand, opened: ExitStack) -> LinkOutput:
     model = open_model(settings)
     opened.push(partial(end_fetching, store))
     choice = None
-    if parsed.is_auto:
+    if parsed.options.auto_ratio:
         spec, choice = with_auto_ratio(model, store, spec)
     with engine_type(model, store) as running, fetching_ends_with_an_error(store):
         if parsed.policies:
@@ -216,7 +221,7 @@ def link_there(parsed: LinkCommand) -> LinkOutput:
 
     options = parsed.options
     local = {
-        "--trace": options.trace, "--engine": options.engine, "--ratio auto": parsed.is_auto,
+        "--trace": options.trace, "--engine": options.engine, "--auto-ratio": options.auto_ratio,
     }  # fmt: skip
     require_possible(parsed.settings, local)
     specs = [replace(parsed.spec, policy=labelled.policy) for labelled in parsed.policies] or [parsed.spec]
@@ -243,24 +248,15 @@ def note_compiled(compiled: Compiled) -> None:
     note(f"compiled {compiled.chunk.source} first ({count(len(compiled.chunk), 'token')})")
 
 
-def side_by_side(request: RequestOptions, trace: str | None) -> list[LabelledPolicy]:
-    """The policies that are compared, if more than one is named.
-
-    Raises:
-        UsageError: with an option that is of one policy.
-    """
-    from pictool.linker.grid import parse_repeatable
-
-    if len(request.algos) < 2:
+def side_by_side(request: RequestOptions, options: LinkOptions) -> list[LabelledPolicy]:
+    """The policies that are compared, if more than one is named. Raises UsageError: an option of one policy."""
+    policies = request.policies()
+    if len(policies) < 2:
         return []
-    ones = {"-k": request.k, "--ratio": request.ratio, "--fallback": request.fallback, "--trace": trace}
-    for name, value in (*ones.items(), ("-p", request.params or None)):
-        if value is not None:
-            raise UsageError(
-                f"{name}: applies to one policy; with several, write --algo NAME-NUMBER or NAME:FIELD=VALUE"
-            )
-    with of_command_line():
-        return parse_repeatable(request.algos)
+    for name, value in (("--trace", options.trace), ("--auto-ratio", options.auto_ratio)):
+        if value:
+            raise UsageError(f"{name}: applies to one policy; name one with --algo")
+    return policies
 
 
 def compare_policies(engine: Engine, spec: Spec, policies: Sequence[LabelledPolicy]) -> list[Answer]:

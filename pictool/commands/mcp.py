@@ -8,16 +8,16 @@ import json
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from pictool import __version__
-from pictool.commands.ask import PASSAGES, REQUEST_FIELDS_OF_LINK
+from pictool.commands.ask import PASSAGES, PassagesOption
 from pictool.commands.linking.folder import FolderOptions
-from pictool.commands.linking.request import RequestOptions, make_spec
+from pictool.commands.linking.request import make_spec
 from pictool.commands.settings.engine import find_engine
-from pictool.commands.settings.options import SALT, EngineOption, command, make_app, option
+from pictool.commands.settings.options import SALT, AlgoOption, EngineOption, NewTokensOption, command, make_app
 from pictool.commands.settings.resources import open_model, open_store
 from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError, PicError
@@ -35,14 +35,13 @@ app = make_app()
 T = TypeVar("T", bound="Callable[..., dict[str, Any]]")
 
 
-@command(
-    app, "mcp", "model", "device", "dtype", "store", "remote", "require_signed", *SALT, without=REQUEST_FIELDS_OF_LINK
-)
+@command(app, "mcp", "model", "device", "dtype", "codec", "separator", "store", "remote", "require_signed", *SALT)
 def run_mcp(
     folder: FolderOptions,
-    request: RequestOptions,
     settings: Settings,
-    num_passages: Annotated[int, option("--passages", "N", "Link at most N passages.", min=1)] = PASSAGES,
+    num_passages: PassagesOption = PASSAGES,
+    algo: AlgoOption = None,
+    max_new_tokens: NewTokensOption = None,
     engine: EngineOption = None,
 ) -> None:
     """Let agents compile, search and ask folders of documents, by MCP over stdin and stdout.
@@ -53,7 +52,7 @@ def run_mcp(
     """
     require_installed()
     os.read(0, 0), os.write(1, b"")  # closed streams raise here, not in a task of the server's
-    spec = make_spec(replace(request, query="?"), settings)
+    spec = make_spec(settings, "?", algo, max_new_tokens)
     folder.find_files()  # a wrong name ends it now
     engine_type, store, model = find_engine(engine, model=settings.model), open_store(settings), open_model(settings)
     with folder.open_reader(model, store) as reader, engine_type(model, store) as running:

@@ -10,10 +10,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.console.errors import UsageError, of_command_line
+from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import output_path, print_json
 from pictool.commands.console.progress import answers_bar
-from pictool.commands.console.sizes import parse_size
 from pictool.commands.console.verbosity import note
 from pictool.commands.link import Stream
 from pictool.commands.linking.batch import answered
@@ -26,17 +25,18 @@ from pictool.commands.settings.options import (
     OUTPUT,
     POLICY,
     SALT,
-    CodecOption,
+    AlgoOption,
     EngineOption,
     JsonOption,
+    NewTokensOption,
     argument,
     command,
     make_app,
     option,
-    require_64_bits,
 )
 from pictool.commands.settings.resources import open_model, open_store, quiet_libraries
 from pictool.commands.settings.settings import Settings
+from pictool.commands.settings.types import one_of, parse_seed, parse_size
 from pictool.errors import InputError, PicError
 
 if TYPE_CHECKING:
@@ -58,10 +58,7 @@ _ELSEWHERE = ("ollama", "openai", "gemini", "anthropic", "mistralrs", "candle")
 class QueryOptions:
     """What a command line says of how a query is run."""
 
-    algo: Annotated[
-        Optional[str],
-        option("--algo", "SPEC", "Policy that links the children of a + (PIC_ALGO). A wrong name lists all.", POLICY),
-    ] = None
+    algo: AlgoOption = None
     tree: Annotated[
         Optional[int],
         option(
@@ -82,14 +79,10 @@ class QueryOptions:
         ),
     ] = False
     no_optimise: Annotated[bool, option("--no-optimise", None, "Apply no rule of the optimizer.", POLICY)] = False
-    max_new_tokens: Annotated[
-        Optional[int],
-        option("--max-new-tokens", "N", "Generate at most N tokens in calls that set no limit (64).", ANSWER, min=1),
-    ] = None
+    max_new_tokens: NewTokensOption = None
     top_p: Annotated[float, option("--top-p", "P", "Nucleus sampling, in calls with a temperature.", ANSWER)] = 1.0
     seed: Annotated[
-        int,
-        option("--seed", "N", "Seed of sampling; each call derives its own.", ANSWER, min=0, callback=require_64_bits),
+        int, option("--seed", "N", "Seed of sampling; each call derives its own.", ANSWER, type=parse_seed)
     ] = 0
     max_tokens: Annotated[
         Optional[int], option("--budget-tokens", "N", "Generate at most N tokens in all calls together.", ANSWER, min=1)
@@ -107,24 +100,25 @@ class QueryOptions:
                 "default with vLLM)."
             ),
             COMPILING,
+            type=one_of((GENERATED, "compiled")),
         ),
     ] = None
-    codec: CodecOption = None
     pool: Annotated[
-        Optional[str],
-        option("--pool", "SIZE", "Keep up to SIZE of spans' KV on the device, as 500M (prefixes; torch only).", MODEL),
-    ] = None
+        int,
+        option(
+            "--pool",
+            "SIZE",
+            "Keep up to SIZE of spans' KV on the device, as 500M (prefixes; torch only).",
+            MODEL,
+            type=parse_size,
+        ),
+    ] = 0
 
     def check(self) -> None:
         """Refuse rules of the optimizer beside --no-optimise."""
         if self.no_optimise and (self.tree is not None or self.sort_plus):
             name = "--sort-plus" if self.sort_plus else "--tree"
             raise UsageError(f"{name}: is a rule of the optimizer; leave --no-optimise out")
-
-    @property
-    def pool_bytes(self) -> int:
-        """Raises InputError if the text is not a size."""
-        return 0 if self.pool is None else parse_size("--pool", self.pool)
 
 
 @dataclass(frozen=True)
@@ -162,7 +156,7 @@ class QueryOutputOptions:
             raise InputError(f"--trace {folder}: must be an empty or new folder; name another")
 
 
-@command(app, "query", "model", "device", "dtype", "store", "remote", "require_signed", "separator", *SALT)
+@command(app, "query", "model", "device", "dtype", "store", "remote", "require_signed", "separator", "codec", *SALT)
 def run_query(
     query: Annotated[str, argument("FILE", "A query as JSON or YAML; - is stdin.")],
     options: QueryOptions,
@@ -182,8 +176,8 @@ def run_query(
     from pictool.runtime.model import require_name
     from pictool.spans.bulk import read_bulk
 
-    policy = choose_policy(options, settings)
-    pool_bytes = options.pool_bytes or (0 if output.trace else None)  # a trace shows what the policy computes
+    policy = options.algo or policy_of_settings(settings)
+    pool_bytes = options.pool or (0 if output.trace else None)  # a trace shows what the policy computes
     engine_type = choose_engine(engine, options.outputs, output.trace, bool(pool_bytes), settings.model)
     require_name(settings.model)
     if output.bulk:
@@ -203,25 +197,10 @@ def run_query(
     store.drain()
 
 
-def choose_policy(options: QueryOptions, settings: Settings) -> Policy:
-    """The policy of linking spans: from the command line, else from the settings. Raises PicError; checks the codec."""
-    from pictool.linker.grid import parse_policy
-    from pictool.linker.policies import DEFAULT
-    from pictool.store.codecs import require_codec
-
-    with of_command_line():
-        require_codec(options.codec or settings.codec)
-        if options.algo is None and settings.algo is not None:
-            return policy_of_settings(settings, {})
-        return parse_policy(options.algo or DEFAULT)
-
-
 def choose_engine(
     name: str | None, outputs: str | None, trace: str | None, has_pool: bool, model: str | None = None
 ) -> type[Engine]:
     """The engine, which can do what the options need."""
-    if outputs not in (None, GENERATED, "compiled"):
-        raise UsageError(f"--outputs {outputs}: must be {GENERATED} or compiled")
     needed: dict[Feature, str] = {} if outputs != GENERATED else {"outputs": f"--outputs {GENERATED}"}
     needed |= {"pool": "--pool"} if has_pool else {}
     return find_engine(name, needed | ({} if trace is None else {"trace": "--trace"}), model)
@@ -256,7 +235,7 @@ def make_options(
         max_new_tokens=options.max_new_tokens or MAX_NEW_TOKENS,
         top_p=options.top_p,
         seed=options.seed,
-        codec=options.codec or settings.codec,
+        codec=settings.codec,
         base=base,
         arity=options.tree,
         sorts_plus=options.sort_plus,

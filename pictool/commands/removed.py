@@ -19,6 +19,16 @@ REMOVED: dict[str, str] = {
     "query -k": "use --algo NAME-NUMBER",
     "query --ratio": "use --algo NAME-NUMBER",
     "query -p": "use --algo NAME:FIELD=VALUE",
+    "link -k": "use --algo NAME-NUMBER",
+    "link --ratio": "use --algo NAME-NUMBER, or --auto-ratio",
+    "link -p": "use --algo NAME:FIELD=VALUE",
+    "link --fallback": "use --algo NAME:fallback=NAME",
+    "link --sinks": "the policy sets them, or compile the documents with --sinks",
+    "plan --ratio": "use --algo NAME-NUMBER",
+    "plan -p": "use --algo NAME:FIELD=VALUE",
+    "ask --all": "compile the folder with pic sync",
+    "serve --dashboard": "import examples/monitoring/dashboard.json of a checkout",
+    "serve --request-log-size": "it is 1 GB",
     **{
         f"{command} {name}": instead
         for command in ("ask", "mcp")

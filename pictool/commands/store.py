@@ -14,15 +14,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.console.errors import UsageError, of_command_line
+from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import output_path, print_json
 from pictool.commands.console.progress import progress
-from pictool.commands.console.sizes import parse_age, parse_size, show_age, show_size
 from pictool.commands.console.verbosity import note
-from pictool.commands.console.words import count
+from pictool.commands.console.words import count, show_age, show_size
 from pictool.commands.settings.options import JsonOption, argument, command, make_app, option
 from pictool.commands.settings.resources import find_intact, open_existing, open_model, open_store
 from pictool.commands.settings.settings import DEFAULT, Settings
+from pictool.commands.settings.types import one_of, parse_age, parse_size
 from pictool.commands.signing import ALL, run_key, run_sign, run_trust
 from pictool.errors import InputError, ObjectError
 from pictool.escapes import visible
@@ -55,7 +55,10 @@ def run_ls(
     settings: Settings,
     limit: Annotated[Optional[int], option("--limit", "N", "List at most N objects.", min=1)] = None,
     after: Annotated[str, option("--after", "KEY", "List the objects after this key.")] = "",
-    sort: Annotated[str, option("--sort", "ORDER", "key, used (latest first) or size (largest first).")] = "key",
+    sort: Annotated[
+        str,
+        option("--sort", "ORDER", "key, used (latest first) or size (largest first).", type=one_of(SORTS)),
+    ] = "key",
     chains: Annotated[bool, option("--chains", None, "Also list blocks of prefix chains.")] = False,
     by: Annotated[Optional[str], option("--by", "folder", "List the folders of pic sync instead.")] = None,
     counts: Annotated[bool, option("--stats", None, "Count objects and bytes, hits and misses instead.")] = False,
@@ -70,8 +73,6 @@ def run_ls(
     from pictool.store.eviction import pinned
     from pictool.store.sources import read_sources
 
-    if sort not in SORTS:
-        raise UsageError(f"--sort {sort}: must be {', '.join(SORTS[:-1])} or {SORTS[-1]}")
     store = open_existing(settings)
     if counts:
         show_stats(store, as_json)
@@ -315,11 +316,17 @@ def run_gc(
     settings: Settings,
     keys: Annotated[Optional[list[str]], argument("KEY", "Objects to remove: keys, or unique beginnings.")] = None,
     max_size: Annotated[
-        Optional[str],
-        option("--max-size", "SIZE", "Evict the least recently used objects beyond SIZE, as 10G (PIC_MAX_SIZE)."),
+        Optional[int],
+        option(
+            "--max-size",
+            "SIZE",
+            "Evict the least recently used objects beyond SIZE, as 10G (PIC_MAX_SIZE).",
+            type=parse_size,
+        ),
     ] = None,
     older_than: Annotated[
-        Optional[str], option("--older-than", "AGE", "Remove objects that were not used for AGE, as 12h or 30d.")
+        Optional[float],
+        option("--older-than", "AGE", "Remove objects that were not used for AGE, as 12h or 30d.", type=parse_age),
     ] = None,
     force: Annotated[bool, option("--force", None, "Remove the named objects even if they are pinned.")] = False,
     dry_run: DryRunOption = False,
@@ -331,16 +338,13 @@ def run_gc(
       pic store gc --max-size 10G --dry-run
       pic store gc --older-than 30d
     """
-    if sum(map(bool, (keys, max_size, older_than))) > 1:
+    if sum(value is not None for value in (keys or None, max_size, older_than)) > 1:
         raise UsageError("gc: name one of keys, --max-size and --older-than")
-    with of_command_line():
-        max_bytes = None if max_size is None else parse_size("--max-size", max_size)
-        seconds = None if older_than is None else parse_age("--older-than", older_than)
     store = open_existing(settings)
-    if keys or seconds is not None:
-        remove(store, [store.resolve(key) for key in keys or ()], seconds, force, dry_run, as_json)
+    if keys or older_than is not None:
+        remove(store, [store.resolve(key) for key in keys or ()], older_than, force, dry_run, as_json)
     else:
-        collect(store, max_bytes, dry_run, as_json)
+        collect(store, max_size, dry_run, as_json)
 
 
 def collect(store: Store, max_bytes: int | None, dry_run: bool, as_json: bool) -> None:
@@ -348,8 +352,8 @@ def collect(store: Store, max_bytes: int | None, dry_run: bool, as_json: bool) -
     from pictool.store.upkeep import gc, would_collect
 
     if dry_run:
-        litter, evicted = would_collect(store, max_bytes)
-        print_plan(evicted, [str(path) for path in litter], as_json)
+        stale, evicted = would_collect(store, max_bytes)
+        print_plan(evicted, [str(path) for path in stale], as_json)
         return
     done = gc(store, max_bytes)
     if as_json:

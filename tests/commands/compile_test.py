@@ -66,8 +66,8 @@ def test_chunks_become_a_list_with_members_that_links(model: Path, texts: tuple[
     assert sorted(path.name for path in Path("out").iterdir()) == sorted(
         ["a.kvo", *(f"a.{index:04d}.kvo" for index in range(count))]
     )
-    from_list = pic("link", "out/a.kvo", *ANSWER, "-k", 2, "-m", model, "--store", "elsewhere").json
-    from_text = pic("link", "a.txt", "--chunk-tokens", 16, *ANSWER, "-k", 2, "-m", model).json
+    from_list = pic("link", "out/a.kvo", *ANSWER, "--algo", "legolink-2", "-m", model, "--store", "elsewhere").json
+    from_text = pic("link", "a.txt", "--chunk-tokens", 16, *ANSWER, "--algo", "legolink-2", "-m", model).json
     assert from_list["tokens"] == from_text["tokens"] and from_list["answer"] == from_text["answer"]
     assert from_list["tokens"]["recomputed"] == 2 * count
 

@@ -49,7 +49,7 @@ def live(model: Path, texts: tuple[Path, Path]) -> Iterator[Live]:
     [
         (),
         ("--algo", "cacheblend-30", "--temperature", 1.5, "--seed", 4),
-        ("--head", "Be brief.", "--chunk-tokens", 8, "-k", 1),
+        ("--head", "Be brief.", "--chunk-tokens", 8, "--algo", "legolink-1"),
     ],
     ids=["greedy", "sampled", "head and pieces"],
 )
@@ -90,7 +90,7 @@ def test_a_key_names_an_object_of_the_tenant_alone(live: Live, monkeypatch: pyte
     ("more", "code", "says"),
     [
         (("--trace", "t.trace"), 2, "--trace: cannot be used with a server (PIC_SERVER); --server '' links here"),
-        (("--ratio", "auto", "--algo", "cacheblend"), 2, "--ratio auto: cannot be used with a server"),
+        (("--auto-ratio", "--algo", "cacheblend"), 2, "--auto-ratio: cannot be used with a server"),
         (("--engine", "torch"), 2, "--engine: cannot be used with a server"),
         (("--store", "st"), 2, "--store: cannot be used with a server"),
         (("--salt", "0123456789abcdef"), 2, "--salt: cannot be used with a server"),

@@ -22,7 +22,7 @@ link none.txt -q x
 link a.txt
 link abc0 -q x
 link a.txt -q x --algo none
-link a.txt -q x -p none=1
+link a.txt -q x --algo legolink:none=1
 link a.txt -q x --codec none1
 link a.txt -q x --engine none
 link a.txt -q x --engine vllm --trace t

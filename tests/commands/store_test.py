@@ -254,7 +254,7 @@ def test_a_rewritten_text_is_found_by_the_model_s_tokenizer(model: Path, texts: 
     assert pic("store", "verify").code == 0
     refused = pic("store", "verify", "-m", model)
     assert refused.code == 1 and f"{path}: its text is not that of its tokens" in refused.out
-    linked = pic("link", path, "-q", "?", "-m", model, "--algo", "speccache", "-p", f"spec_model={model}")
+    linked = pic("link", path, "-q", "?", "-m", model, "--algo", f"speccache:spec_model={model}")
     assert linked.code == 1 and "its text is not that of its tokens" in linked.err
     assert pic("store", "verify", "--repair", "-m", model).code == 0 and not path.exists()
     assert pic("store", "verify", "-m", model).code == 0

@@ -48,8 +48,6 @@ def test_the_policy_is_written_to_pic_yaml_and_pic_link_takes_it(
     assert len(sample) == 4 and {prompt.documents for prompt in sample} == {tuple(path.read_text() for path in texts)}
     assert pic(*asked).json["algo"] == "naive"
     assert pic(*asked, "--algo", "legolink").json["algo"] == "legolink"
-    wrong = pic(*asked, "-k", 3)
-    assert wrong.code == 2 and "the policy is that of pic.yaml" in wrong.err
 
 
 def test_json_has_everything_and_a_dry_run_writes_nothing(run: Run) -> None:

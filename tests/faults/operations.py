@@ -73,9 +73,9 @@ OPERATIONS = [
     Operation("compile-remote", "compile c.txt --remote far"),
     Operation("compile-model", "compile c.txt -m model", is_slow=True),
     Operation("link-naive", "link a.txt b.txt --algo naive"),
-    Operation("link-missing", "link a.txt c.txt --algo legolink -k 2"),
-    Operation("link-blend", "link a.txt b.txt --algo cacheblend --ratio 0.3"),
-    Operation("link-fixup", "link a.txt c.txt --algo fixup --fallback legolink"),
+    Operation("link-missing", "link a.txt c.txt --algo legolink-2"),
+    Operation("link-blend", "link a.txt b.txt --algo cacheblend-30"),
+    Operation("link-fixup", "link a.txt c.txt --algo fixup:fallback=legolink"),
     Operation("link-keys", "link {a} {b} --algo naive"),
     Operation("link-files", "link a.kvo b.txt --algo naive"),
     Operation("link-remote", "link a.txt c.txt --algo naive --remote far --store new"),
@@ -141,7 +141,7 @@ def make_world(directory: Path, model: Path, output: Path) -> dict[str, str]:
     pic("converse chained model")
     pic("compile a.txt -o a.kvo")
     for name in ("naive", "lego"):
-        pic(f"link a.txt b.txt --trace {name}.trace --algo " + {"naive": "naive", "lego": "legolink -k 2"}[name])
+        pic(f"link a.txt b.txt --trace {name}.trace --algo " + {"naive": "naive", "lego": "legolink-2"}[name])
     pic(f"store pin {keys['b']}")
     pic("store export all.kva --store far")
     pic("store ls")

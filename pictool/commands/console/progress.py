@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, TextIO, cast
 
-from pictool.commands.console.sizes import show_size
 from pictool.commands.console.verbosity import note, showing_bar
+from pictool.commands.console.words import show_size
 from pictool.escapes import GuardedStream
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pictool.commands.console.errors import UsageError, of_command_line
 from pictool.commands.console.outputs import output_path, print_json
 from pictool.commands.console.progress import answers_bar
 from pictool.commands.console.verbosity import note
-from pictool.commands.linking.request import RequestOptions, beside, make_spec
+from pictool.commands.linking.request import RequestOptions, beside
 from pictool.commands.settings.engine import find_engine
 from pictool.commands.settings.options import BATCH, option
 from pictool.commands.settings.resources import open_model, open_store
@@ -173,10 +173,8 @@ def check_batch(batch: BatchOptions, request: RequestOptions, settings: Settings
     for name in _OF_ONE:
         if getattr(request, name):
             raise UsageError(f"--batch: the file has the {name} of each request; leave that of the command line out")
-    if len(request.algos) > 1:
+    if len(request.policies()) > 1:
         raise UsageError("--batch: needs one policy; pic eval compares several")
-    if request.ratio == "auto":
-        raise UsageError("--batch: needs a number as ratio; auto is measured for one request")
     if settings.server:
         raise UsageError("--batch: links in this process; leave --server out (--server '')")
 
@@ -189,7 +187,7 @@ def read_batch(path: Path, request: RequestOptions, settings: Settings) -> list[
     """
     from pictool.eval.datasets.records import read_records
 
-    common = repr(replace(request, documents=[])) + repr(settings.head) + repr(settings.algo)
+    common = repr([request, settings.head, settings.query_template, settings.separator, settings.codec, settings.algo])
     return [_request_of(record, request, settings, common) for record in read_records(path)]
 
 
@@ -207,11 +205,9 @@ def _request_of(record: Record, request: RequestOptions, settings: Settings, com
         else:
             raise record.key_error(name, 'must be a path, a key, or {"text": …}')
     most = record.whole_number_or_none("max_new_tokens")
-    own = replace(
-        request, query=record.text("query"), head=record.text_or_none("head") or request.head,
-        max_new_tokens=most or request.max_new_tokens,
-    )  # fmt: skip
-    spec = replace(make_spec(own, settings), documents=documents)
+    own = replace(request, query=record.text("query"), max_new_tokens=most or request.max_new_tokens)
+    spec = own.spec(replace(settings, head=record.text_or_none("head") or settings.head))
+    spec = replace(spec, documents=documents)
     text = json.dumps(record.values, sort_keys=True)
     return BatchRequest(record.number, record.id("id"), sha256((text + common).encode()).hexdigest(), spec)
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 from pictool import __version__
 from pictool.commands.console.errors import UsageError, of_command_line
-from pictool.commands.console.sizes import parse_size
 from pictool.commands.console.verbosity import note, waiting
 from pictool.commands.ray.compile import shared_model, shared_remote
 from pictool.commands.settings.options import CLUSTER, RayOption, option
 from pictool.commands.settings.resources import open_store
 from pictool.commands.settings.settings import Settings
+from pictool.commands.settings.types import parse_size
 from pictool.errors import InputError
 
 if TYPE_CHECKING:

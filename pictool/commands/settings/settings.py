@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from pictool.commands.console.errors import UsageError
-from pictool.commands.console.sizes import parse_size
 from pictool.commands.console.verbosity import note
 from pictool.commands.settings.salt import with_salt
+from pictool.commands.settings.types import parse_size
 from pictool.errors import InputError
 from pictool.reading import read_file, shown, with_home
 from pictool.store.entries import DEFAULT_ROOT
@@ -42,6 +42,7 @@ _TRUST = "PIC_TRUST"  # directories whose files are obeyed, whoever's they are
 # Settings that say where texts and secrets go, and whose objects are used.
 _STEERING = ("server", "remote", "model", "store", "salt_file", "require_signed", "signing_key")
 _SIZES = ("max_size", "memory", "remote_rate")
+_TEXTS = ("head", "query_template", "separator")
 _PATHS = (
     "store",
     "salt_file",
@@ -181,7 +182,7 @@ def read_settings() -> Settings:
     for name, value in values.items():
         if problem := _problem(name, value):
             raise InputError(f"{origins[name]}: {name} {without_credentials(value)!r}: {problem}")
-        values[name] = _parse_size(origins[name], name, value) if name in _SIZES else _expanded(name, value)
+        values[name] = parse_size(f"{origins[name]}: {name}", value) if name in _SIZES else _expanded(name, value)
     return Settings(**values, strange_file=strange_file, origins=origins)
 
 
@@ -277,15 +278,16 @@ def _problem(name: str, value: str) -> str | None:
         if value and (has_credentials(value) or not re.fullmatch(r"https?://[^\s?#]+", value)):
             return "must be a URL as http://host:8000, without a password (PIC_SERVER_KEY is the key)"
         return None
+    if name in _TEXTS:
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            return f"is not UTF-8 text at character {error.start}; convert it first"
     if name in ("device", "dtype"):
         from pictool.runtime.device import device_problem, dtype_problem
 
         return device_problem(value) if name == "device" else dtype_problem(value)
     return None
-
-
-def _parse_size(origin: str, name: str, value: str) -> int:
-    return parse_size(f"{origin}: {name}", value)
 
 
 def _expanded(name: str, value: str) -> str:

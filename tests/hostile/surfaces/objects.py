@@ -454,7 +454,7 @@ OF_ATTENTION: tuple[Make, ...] = (  # refused for a hybrid
     command("inspect", "a.kvo", "--attention-sinks", "--json", with_model=True),
     command("plan", "a.kvo", "b.txt", with_model=True),
     command("plan", "KEY", "--json", with_model=True),
-    linked("--algo", "cacheblend", "--ratio", 0.3),
+    linked("--algo", "cacheblend-30"),
 )
 COMMANDS: tuple[Make, ...] = (
     listing,
@@ -488,6 +488,6 @@ COMMANDS: tuple[Make, ...] = (
     linked(as_file=True),
     linked("--compare"),
     lambda scene, codec, key, _: healing(scene, codec),
-    linked("--algo", "fixup", "--fallback", "legolink"),
+    linked("--algo", "fixup:fallback=legolink"),
     *OF_ATTENTION,
 )
