@@ -54,11 +54,7 @@ _HTML = re.compile(r"\s*(<\?xml[^>]*>\s*)?<(!doctype\s+html|html)\b", re.IGNOREC
 class Compilation:
     """What a command line says of how texts are compiled."""
 
-    files: Annotated[list[str], argument("FILE", "UTF-8 text files; - is stdin.")]
-    recursive: Annotated[
-        bool,
-        option("-r, --recursive", None, "Also compile the text files below directories, except hidden ones.", OPTIONS),
-    ] = False
+    files: Annotated[list[str], argument("FILE", "UTF-8 text files, or folders of them; - is stdin.")]
     keep_going: Annotated[
         bool,
         option(
@@ -157,7 +153,7 @@ def run_compile(
 
     \b
       pic compile docs/*.txt
-      pic compile --recursive docs --chunk-tokens 512 --overlap 64
+      pic compile docs --chunk-tokens 512 --overlap 64
       pic compile a.txt -o a.kvo
       pic compile --ray corpus/ more.jsonl --remote s3://bucket/pic
     """
@@ -172,7 +168,7 @@ def run_compile(
         run_bulk(bulk, what, settings, as_json)
         return
     target = check_output(output, what.files)
-    texts, unreadable = read_texts(what.files, what.recursive, bulk)
+    texts, unreadable = read_texts(what.files, bulk)
     leave_out(unreadable, what.keep_going and bool(texts))
     if is_dry:
         foresee(what, texts, settings, as_json)
@@ -211,7 +207,7 @@ def compile_files(
 
 
 def read_texts(
-    files: Sequence[str], is_recursive: bool, bulk: BulkOptions = BulkOptions()
+    files: Sequence[str], bulk: BulkOptions = BulkOptions()
 ) -> tuple[list[tuple[str, str]], list[InputError]]:
     """Names and contents of text files, of stdin (`-`), and of those below directories, in order.
 
@@ -225,7 +221,7 @@ def read_texts(
             if name.endswith(_RECORDS):
                 texts += _records_of(name, bulk, unreadable)
             else:
-                texts += _texts_of(name, is_recursive)
+                texts += _texts_of(name)
         except InputError as error:
             unreadable.append(error)
     for name, text in texts:
@@ -251,12 +247,12 @@ def _records_of(name: str, bulk: BulkOptions, unreadable: list[InputError]) -> l
     return texts
 
 
-def _texts_of(name: str, is_recursive: bool) -> list[tuple[str, str]]:
+def _texts_of(name: str) -> list[tuple[str, str]]:
     from pictool.compiler.chunking import read_text
 
     if name == STDIN:
         return [("stdin", read_stdin())]
-    if is_recursive and Path(name).is_dir():
+    if Path(name).is_dir():
         return _texts_below(Path(name))
     return [(name, read_text(Path(name)))]
 

@@ -128,12 +128,9 @@ class QueryOutputOptions:
     explain: Annotated[
         bool, option("--explain", None, "Print the tree, the rules that apply, and the tree after them; run nothing.")
     ] = False
-    bulk: Annotated[bool, option("--bulk", None, "Run all queries of FILE, which has one in each line, as JSON.")] = (
-        False
-    )
     output: Annotated[
         Optional[str],
-        option("-o, --output", "FILE", "Write the answers of --bulk as JSON Lines; a stopped run continues.", OUTPUT),
+        option("-o, --output", "FILE", "Write the answers of a bulk as JSON Lines; a stopped run continues.", OUTPUT),
     ] = None
     trace: Annotated[
         Optional[str],
@@ -143,10 +140,10 @@ class QueryOutputOptions:
 
     def check(self, query: str) -> None:
         """Refuse what makes no sense together, and files that cannot be written. `query` is the input's name."""
-        if self.bulk and self.trace:
-            raise UsageError("--trace: applies to one query, not to --bulk")
-        if self.output is not None and not self.bulk:
-            raise UsageError("-o: needs --bulk; for one query use --json > FILE")
+        if is_bulk(query) and self.trace:
+            raise UsageError("--trace: applies to one query, not to a bulk")
+        if self.output is not None and not is_bulk(query):
+            raise UsageError("-o: needs queries in a .jsonl file; for one query use --json > FILE")
         if self.explain and self.trace is not None:
             raise UsageError("--trace: --explain runs nothing")
         if self.output is not None:
@@ -156,9 +153,14 @@ class QueryOutputOptions:
             raise InputError(f"--trace {folder}: must be an empty or new folder; name another")
 
 
+def is_bulk(name: str) -> bool:
+    """Whether a file has a query in each line."""
+    return name.endswith(".jsonl")
+
+
 @command(app, "query", "model", "device", "dtype", "store", "remote", "require_signed", "separator", "codec", *SALT)
 def run_query(
-    query: Annotated[str, argument("FILE", "A query as JSON or YAML; - is stdin.")],
+    query: Annotated[str, argument("FILE", "A query as JSON or YAML; - is stdin. A .jsonl file has one a line.")],
     options: QueryOptions,
     output: QueryOutputOptions,
     settings: Settings,
@@ -180,7 +182,7 @@ def run_query(
     pool_bytes = options.pool or (0 if output.trace else None)  # a trace shows what the policy computes
     engine_type = choose_engine(engine, options.outputs, output.trace, bool(pool_bytes), settings.model)
     require_name(settings.model)
-    if output.bulk:
+    if is_bulk(name):
         run = partial(run_bulk, queries=read_bulk(text, name), name=name, memory=settings.memory)
     else:
         run = partial(run_one, query=parse(text, name))

@@ -1,4 +1,4 @@
-"""`pic store key`, `sign` and `trust`: who made an object, and whose objects are used."""
+"""`pic store sign` and `trust`: who made an object, and whose objects are used."""
 
 from __future__ import annotations
 
@@ -16,43 +16,28 @@ from pictool.escapes import visible
 ALL = "all"  # in place of keys
 
 
-def run_key(
-    settings: Settings,
-    action: Annotated[str, argument("ACTION", "new or show.")],
-    path: Annotated[Optional[str], argument("FILE", "The private key's file (that of the settings).")] = None,
-    force: Annotated[bool, option("--force", None, "Replace an existing key by a new one.")] = False,
-) -> None:
-    """Make the private key that signs objects, and print its public key.
-
-    \b
-      pic store key new
-    """
-    from pictool.store.signatures import SigningKey, path_of
-
-    if action not in ("new", "show"):
-        raise UsageError(f"key {action}: must be new or show")
-    file = path_of(path or settings.signing_key, "signing-key")
-    key = SigningKey.new(file, force) if action == "new" else SigningKey.read(file)
-    print(key.public)
-    if action == "new":
-        note(f"{file}: the private key, for you alone; others trust the public one (pic store trust NAME KEY)")
-
-
 def run_sign(
     settings: Settings,
     names: Annotated[
-        list[str], argument("NAME", "Keys, or unique beginnings of them; all; or files, as archives and manifests.")
-    ],
+        Optional[list[str]],
+        argument("NAME", "Keys, or unique beginnings of them; all; or files, as archives and manifests."),
+    ] = None,
 ) -> None:
-    """Sign objects that you made or checked, and whole files.
+    """Sign objects that you made or checked, and whole files. Without a NAME: print the public key that others trust;
+    if there is no private key, make one.
 
     \b
+      pic store sign
       pic store sign all
       pic store sign all.kva
     """
     from pictool.store.signatures import SigningKey, path_of, sign_file, sign_object_file
 
-    key, store = SigningKey.read(path_of(settings.signing_key, "signing-key")), open_store(settings)
+    file = path_of(settings.signing_key, "signing-key")
+    if not names:
+        print(public_key(file))
+        return
+    key, store = SigningKey.read(file), open_store(settings)
     for name in names:
         if name != ALL and Path(name).is_file():
             (sign_object_file if name.endswith(".kvo") else sign_file)(key, Path(name))
@@ -60,6 +45,16 @@ def run_sign(
         for found in find_intact(open_existing(settings), chains=False) if name == ALL else [store.resolve(name)]:
             sign_object_file(key, store.path(found), store.root / "tmp")
     note(f"signed by {key.public}")
+
+
+def public_key(file: Path) -> str:
+    """The public key of the private one in a file, which is made if there is none."""
+    from pictool.store.signatures import SigningKey
+
+    if file.exists():
+        return SigningKey.read(file).public
+    note(f"{file}: a new private key, for you alone; others trust the public one (pic store trust NAME KEY)")
+    return SigningKey.new(file).public
 
 
 def run_trust(

@@ -23,7 +23,7 @@ from pictool.commands.settings.options import JsonOption, argument, command, mak
 from pictool.commands.settings.resources import find_intact, open_existing, open_model, open_store
 from pictool.commands.settings.settings import DEFAULT, Settings
 from pictool.commands.settings.types import one_of, parse_age, parse_size
-from pictool.commands.signing import ALL, run_key, run_sign, run_trust
+from pictool.commands.signing import ALL, run_sign, run_trust
 from pictool.errors import InputError, ObjectError
 from pictool.escapes import visible
 
@@ -35,11 +35,6 @@ if TYPE_CHECKING:
     from pictool.store.store import Store, StoredObject
     from pictool.store.upkeep import StoreStats, VerifyResult
 
-DryRunOption = Annotated[bool, option("--dry-run", None, "Print what would be removed; remove nothing.")]
-RECOMPUTE = option(
-    "--recompute", "SHARE", "Compute this share of the objects again; set aside those that differ.", min=0, max=1
-)
-KeysArgument = Annotated[list[str], argument("KEY", "Keys, or unique beginnings of them.")]
 
 app = make_app("List, check, prune and move the objects of a store.")
 
@@ -54,14 +49,14 @@ SORTS = ("key", "used", "size")
 def run_ls(
     settings: Settings,
     limit: Annotated[Optional[int], option("--limit", "N", "List at most N objects.", min=1)] = None,
-    after: Annotated[str, option("--after", "KEY", "List the objects after this key.")] = "",
     sort: Annotated[
         str,
         option("--sort", "ORDER", "key, used (latest first) or size (largest first).", type=one_of(SORTS)),
     ] = "key",
     chains: Annotated[bool, option("--chains", None, "Also list blocks of prefix chains.")] = False,
-    by: Annotated[Optional[str], option("--by", "folder", "List the folders of pic sync instead.")] = None,
-    counts: Annotated[bool, option("--stats", None, "Count objects and bytes, hits and misses instead.")] = False,
+    counts: Annotated[
+        bool, option("--stats", None, "Count objects and bytes, hits and misses, and those of synced folders instead.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List objects with size, age, last use and source; or count them.
@@ -77,10 +72,7 @@ def run_ls(
     if counts:
         show_stats(store, as_json)
         return
-    if by is not None:
-        list_folders(store, by, as_json)
-        return
-    listed, num_objects = _listed(store, after, chains, sort, limit)
+    listed, num_objects = _listed(store, chains, sort, limit)
     pins, sources = pinned(store.root), read_sources(store.root, on_problem=note)
     if as_json:
         print_json([object_json(entry, sources.get(entry.key), entry.key in pins) for entry in listed])
@@ -92,12 +84,10 @@ def run_ls(
     note(f"{of_all}{count(num_objects, 'object')}, {show_size(num_bytes)}{' listed' if of_all else ''}")
 
 
-def list_folders(store: Store, by: str, as_json: bool) -> None:
-    """List the folders that `pic sync` keeps in step, each with its files and objects that are there."""
+def list_folders(store: Store) -> list[dict[str, Any]]:
+    """The folders that `pic sync` keeps in step, each with its files and objects that are there."""
     from pictool.store.folders import read_folders
 
-    if by != "folder":
-        raise UsageError(f"--by {by}: must be folder")
     files, folders = store.files(), dict[str, dict[str, Any]]()
     for row in read_folders(store.root):
         found = folders.setdefault(row.folder, {"files": set(), "objects": 0, "bytes": 0})
@@ -105,25 +95,16 @@ def list_folders(store: Store, by: str, as_json: bool) -> None:
             found["files"].add(row.path)
             found["objects"] += 1
             found["bytes"] += entry.num_bytes
-    listed = [{"folder": name} | found | {"files": len(found["files"])} for name, found in sorted(folders.items())]
-    if as_json:
-        print_json(listed)
-        return
-    for found in listed:
-        size = f"{count(found['files'], 'file')}, {count(found['objects'], 'object')}, {show_size(found['bytes'])}"
-        print(f"{visible(found['folder'])}  {size}")
-    note(count(len(listed), "folder"))
+    return [{"folder": name} | found | {"files": len(found["files"])} for name, found in sorted(folders.items())]
 
 
-def _listed(
-    store: Store, after: str, chains: bool, sort: str, limit: int | None
-) -> tuple[list[StoredObject], int]:  # fmt: skip
+def _listed(store: Store, chains: bool, sort: str, limit: int | None) -> tuple[list[StoredObject], int]:
     """The first `limit` objects in an order, and how many there are."""
     if sort == "key" and limit is not None:
-        objects = store.objects(after, chains)
+        objects = store.objects(chains=chains)
         first = list(islice(objects, limit))
         return first, len(first) + sum(1 for _ in objects)
-    listed = list(store.objects(after, chains))
+    listed = list(store.objects(chains=chains))
     if sort != "key":
         listed.sort(key=lambda entry: -(entry.used_ns if sort == "used" else entry.num_bytes))
     return listed[:limit], len(listed)
@@ -174,11 +155,14 @@ def show_stats(store: Store, as_json: bool) -> None:
     """Count objects and bytes, hits and misses."""
     from pictool.store.upkeep import stats
 
-    report = stats(store)
+    report, folders = stats(store), list_folders(store)
     if as_json:
-        print_json(asdict(report) | {"counts": report.counts.report()})
+        print_json(asdict(report) | {"counts": report.counts.report(), "folders": folders})
         return
-    lines = _stats_lines(report)
+    lines = _stats_lines(report) + [
+        (f"folder {each['folder']}", f"{each['files']} files, {each['objects']}, {show_size(each['bytes'])}")
+        for each in folders
+    ]
     width = max(len(name) for name, _ in lines) + 2
     for name, value in lines:
         print(f"{visible(name):<{width}}{visible(value)}")
@@ -211,8 +195,16 @@ def run_verify(
     repair: Annotated[
         bool, option("--repair", None, "Remove damaged objects; rename those under the name of another.")
     ] = False,
-    dry_run: DryRunOption = False,
-    recompute: Annotated[Optional[float], RECOMPUTE] = None,
+    recompute: Annotated[
+        Optional[float],
+        option(
+            "--recompute",
+            "SHARE",
+            "Compute this share of the objects again; set aside those that differ.",
+            min=0,
+            max=1,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Read and check every byte of every object. With -m, also compare texts with their tokens.
@@ -223,8 +215,8 @@ def run_verify(
     """
     from pictool.store.upkeep import verify
 
-    if recompute is not None and (repair or dry_run):
-        raise UsageError("--recompute: cannot be combined with --repair or --dry-run")
+    if recompute is not None and repair:
+        raise UsageError("--recompute: cannot be combined with --repair")
     store, check = open_existing(settings), None
     if recompute is not None:
         recompute_share(settings, store, find_intact(store, chains=False), recompute, as_json)
@@ -233,7 +225,7 @@ def run_verify(
         from pictool.compiler.chunking import require_own_text
 
         check = partial(require_own_text, open_model(settings))
-    result = verify(store, repair and not dry_run, check=check)
+    result = verify(store, repair, check=check)
     if as_json:
         print_json({
             "objects": result.objects, "damaged": result.problems, "repaired": list(result.repaired),
@@ -260,7 +252,6 @@ def _print_problems(result: VerifyResult) -> None:
 # Who made it: signatures
 
 
-command(app, "key")(run_key)
 command(app, "sign", "store", "signing_key")(run_sign)
 command(app, "trust", "require_signed")(run_trust)
 
@@ -329,7 +320,7 @@ def run_gc(
         option("--older-than", "AGE", "Remove objects that were not used for AGE, as 12h or 30d.", type=parse_age),
     ] = None,
     force: Annotated[bool, option("--force", None, "Remove the named objects even if they are pinned.")] = False,
-    dry_run: DryRunOption = False,
+    dry_run: Annotated[bool, option("--dry-run", None, "Print what would be removed; remove nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Remove stale temporary files; with a size, evict the least recently used objects; or remove some by key or age.
@@ -385,7 +376,7 @@ def remove(
 @command(app, "pin", "store")
 def run_pin(
     settings: Settings,
-    keys: KeysArgument,
+    keys: Annotated[list[str], argument("KEY", "Keys, or unique beginnings of them.")],
     undo: Annotated[bool, option("--undo", None, "Allow them to be evicted and removed again.")] = False,
 ) -> None:
     """Protect objects from eviction and removal.
@@ -404,90 +395,61 @@ def run_pin(
 # What moves: archives, and a remote
 
 
-@command(app, "export", "store", "signing_key")
-def run_export(
-    settings: Settings,
-    archive: Annotated[str, argument("ARCHIVE", "File to write (a tar in zstd); - is stdout.")],
-    keys: Annotated[Optional[list[str]], argument("KEY", "Keys, or unique beginnings of them (all objects).")] = None,
-    force: Annotated[bool, option("--force", None, "Replace an existing file.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Write objects to an archive.
-
-    \b
-      pic store export all.kva
-    """
-    from pictool.store.objects.bundles import export_archive
-
-    is_stream = archive == "-"
-    if is_stream and (as_json or sys.stdout.isatty()):
-        raise UsageError("export -: the archive goes to stdout; leave --json out, and redirect stdout")
-    if not is_stream and not force and Path(archive).is_file():
-        raise InputError(f"{archive}: exists already; replace it with --force, or name another file")
-    store = open_existing(settings)
-    exported = [store.resolve(key) for key in keys] if keys else find_intact(store, chains=True)
-    with tempfile.TemporaryDirectory() if is_stream else nullcontext(".") as directory:
-        name = str(Path(directory, "archive")) if is_stream else archive
-        path = output_path("export", name, [store.path(key) for key in exported])
-        with progress("exporting", len(exported)) as advance:
-            size = export_archive(store, exported, path, lambda _: advance())
-        if is_stream:
-            with path.open("rb") as file:
-                shutil.copyfileobj(file, sys.stdout.buffer)
-    if as_json:
-        print_json({"path": archive, "objects": len(set(exported)), "bytes": size})
-    else:
-        note(f"{count(len(set(exported)), 'object')}, {show_size(size)}")
-
-
-@command(app, "import", "store", "require_signed")
-def run_import(
-    settings: Settings,
-    archive: Annotated[str, argument("ARCHIVE", "An archive that export wrote.")],
-    as_json: JsonOption = False,
-) -> None:
-    """Add the objects of an archive.
-
-    \b
-      pic store import all.kva
-    """
-    from pictool.store.objects.bundles import import_archive
-
-    done = import_archive(open_store(settings), Path(archive))
-    if as_json:
-        print_json(asdict(done))
-    else:
-        note(f"{count(len(done.keys), 'object')}, {len(done.new)} of them new")
-
-
-@command(app, "push", "store", "remote")
+@command(app, "push", "store", "remote", "signing_key")
 def run_push(
     settings: Settings,
-    keys: Annotated[
-        list[str], argument("KEY", "Keys, or unique beginnings of them; or all: everything but prefix chains.")
-    ],
-    force: Annotated[bool, option("--force", None, "Also send objects that the remote has.")] = False,
+    keys: Annotated[list[str], argument("KEY", "Keys, or unique beginnings of them; or all.")],
+    archive: Annotated[
+        Optional[str], option("-o, --output", "FILE", "Write an archive instead (a tar in zstd); - is stdout.")
+    ] = None,
+    force: Annotated[bool, option("--force", None, "Replace what is there: objects, or an archive.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Send objects to the remote.
+    """Send objects to the remote, or write them to an archive. Prefix chains are in archives only.
 
     \b
       pic store push all --remote s3://bucket/store
+      pic store push all -o all.kva
     """
+    if archive == "-" and (as_json or sys.stdout.isatty()):
+        raise UsageError("-o -: the archive goes to stdout; leave --json out, and redirect stdout")
+    if archive not in (None, "-") and not force and Path(archive).is_file():
+        raise InputError(f"{archive}: exists already; replace it with --force, or name another file")
+    store = open_existing(settings)
+    is_all = keys == [ALL]
+    named = find_intact(store, chains=archive is not None) if is_all else [store.resolve(key) for key in keys]
+    if archive is not None:
+        write_archive(store, named, archive, as_json)
+        return
     from pictool.store.remote.transfer import push
 
-    store = open_existing(settings)
-    is_all = keys == [ALL]  # but for blocks of prefix chains, which no store asks a remote for
-    pushed = find_intact(store, chains=False) if is_all else [store.resolve(key) for key in keys]
-    with progress("pushing", len(pushed)) as advance:
-        done = push(store, pushed, advance, force)
+    with progress("pushing", len(named)) as advance:
+        done = push(store, named, advance, force)
     _print_transferred(done, "sent", "there", as_json)
+
+
+def write_archive(store: Store, keys: Sequence[str], archive: str, as_json: bool) -> None:
+    """Write objects to an archive; `-` is stdout."""
+    from pictool.store.objects.bundles import export_archive
+
+    with tempfile.TemporaryDirectory() if archive == "-" else nullcontext(".") as directory:
+        name = str(Path(directory, "archive")) if archive == "-" else archive
+        path = output_path("-o", name, [store.path(key) for key in keys])
+        with progress("exporting", len(keys)) as advance:
+            size = export_archive(store, keys, path, lambda _: advance())
+        if archive == "-":
+            with path.open("rb") as file:
+                shutil.copyfileobj(file, sys.stdout.buffer)
+    if as_json:
+        print_json({"path": archive, "objects": len(set(keys)), "bytes": size})
+    else:
+        note(f"{count(len(set(keys)), 'object')}, {show_size(size)}")
 
 
 @command(app, "pull", "model", "device", "dtype", "store", "remote", "require_signed")
 def run_pull(
     settings: Settings,
-    keys: Annotated[list[str], argument("KEY", "Whole keys.", autocompletion=None)],
+    names: Annotated[list[str], argument("NAME", "Whole keys; or one archive.")],
     check: Annotated[
         Optional[float],
         option(
@@ -500,24 +462,41 @@ def run_pull(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch objects from the remote.
+    """Fetch objects from the remote, or add those of an archive.
 
     \b
       pic store pull KEY --remote https://host/store
+      pic store pull all.kva
     """
+    from pictool.store.entries import is_key
     from pictool.store.remote.transfer import pull
 
     store = open_store(settings)
-    if check is not None:
+    if len(names) == 1 and not is_key(names[0]):
+        if check is not None:
+            raise UsageError("--check: applies to the remote; after an archive use pic store verify --recompute")
+        add_archive(store, Path(names[0]), as_json)
+    elif check is None:
+        with progress("pulling", len(names)) as advance:
+            done = pull(store, names, advance)
+        _print_transferred(done, "fetched", "here", as_json)
+    else:
         from pictool.compiler.recompute import pull_checked
 
-        with progress("pulling", len(keys)) as advance:
-            done, found = pull_checked(open_model(settings), store, keys, check, advance)
+        with progress("pulling", len(names)) as advance:
+            done, found = pull_checked(open_model(settings), store, names, check, advance)
         print_recomputed(found, store, as_json, asdict(done))
-        return
-    with progress("pulling", len(keys)) as advance:
-        done = pull(store, keys, advance)
-    _print_transferred(done, "fetched", "here", as_json)
+
+
+def add_archive(store: Store, path: Path, as_json: bool) -> None:
+    """Add the objects of an archive."""
+    from pictool.store.objects.bundles import import_archive
+
+    done = import_archive(store, path)
+    if as_json:
+        print_json(asdict(done))
+    else:
+        note(f"{count(len(done.keys), 'object')}, {len(done.new)} of them new")
 
 
 def _print_transferred(done: TransferResult, verb: str, where: str, as_json: bool) -> None:

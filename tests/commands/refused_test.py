@@ -38,7 +38,7 @@ query q.json --pool none
 query q.json --outputs none
 query q.json --engine vllm --pool 1M
 query q.json -m ./none
-query q.json --bulk --plot a.svg
+query q.jsonl --plot a.svg
 plan none.txt
 plan abc0
 plan a.txt --algo none
@@ -53,16 +53,13 @@ store ls --sort none
 inspect abcd --store none
 store ls --stats --store none
 store verify --store none
-store key none
-store key show none
 store sign none --signing-key=none
 store trust none
 store gc --max-size none
 store gc abcd --store none
 store pin abcd --store none
 store pin --undo abcd --store none
-store export a.kva --store none
-store import none
+store push all -o a.kva --store none
 store push all --store none
 store pull none
 ask

@@ -155,10 +155,9 @@ def test_repair(root: Path) -> None:
     assert len(keys(root)) == 2 and pic("store", "verify", "--store", root).code == 0
 
 
-def test_ls_in_pages(root: Path) -> None:
+def test_ls_of_some(root: Path) -> None:
     first = pic("store", "ls", "--limit", 2, "--store", root, "--json").json
-    rest = pic("store", "ls", "--after", first[-1]["key"], "--store", root, "--json").json
-    assert [one["key"] for one in first + rest] == keys(root)
+    assert [one["key"] for one in first] == keys(root)[:2]
 
 
 def test_gc_to_a_size(root: Path) -> None:
@@ -220,25 +219,25 @@ def test_hits_and_misses_of_compiles_and_links(model: Path) -> None:
     assert "2 of 5 (40.0%)" in lines and "codec none" in lines
 
 
-def test_export_and_import(root: Path) -> None:
-    assert pic("store", "export", "all.kva", "--store", root, "--json").json["objects"] == 3
-    assert pic("store", "import", "all.kva", "--store", "other").err == "pic: 3 objects, 3 of them new\n"
+def test_an_archive_goes_from_store_to_store(root: Path) -> None:
+    assert pic("store", "push", "all", "-o", "all.kva", "--store", root, "--json").json["objects"] == 3
+    assert pic("store", "pull", "all.kva", "--store", "other").err == "pic: 3 objects, 3 of them new\n"
     assert keys(Path("other")) == keys(root)
-    pic("store", "export", "one.kva", keys(root)[1][:9], "--store", root)
-    pic("store", "import", "one.kva", "--store", "third")
+    pic("store", "push", keys(root)[1][:9], "-o", "one.kva", "--store", root)
+    pic("store", "pull", "one.kva", "--store", "third")
     assert keys(Path("third")) == [keys(root)[1]]
-    assert pic("store", "import", "missing.kva", "--store", "third").code == 1
+    assert pic("store", "pull", "missing.kva", "--store", "third").code == 1
 
 
 def test_an_archive_goes_to_stdout_and_replaces_no_file_unasked(objects: Objects) -> None:
     store = ("--store", objects.store)
     write("all.kva", "mine")
-    refused = pic("store", "export", "all.kva", *store)
+    refused = pic("store", "push", "all", "-o", "all.kva", *store)
     assert refused.code == 1 and "all.kva: exists already" in refused.err and Path("all.kva").read_text() == "mine"
-    assert pic("store", "export", "all.kva", "--force", *store).code == 0
-    piped = CliRunner().invoke(app, ["store", "export", "-", "--store", str(objects.store)])
+    assert pic("store", "push", "all", "-o", "all.kva", "--force", *store).code == 0
+    piped = CliRunner().invoke(app, ["store", "push", "all", "-o", "-", "--store", str(objects.store)])
     assert piped.stdout_bytes == Path("all.kva").read_bytes() and not Path("-").exists()
-    assert pic("store", "export", "-", "--json", *store).code == 2
+    assert pic("store", "push", "all", "-o", "-", "--json", *store).code == 2
 
 
 def test_a_rewritten_text_is_found_by_the_model_s_tokenizer(model: Path, texts: tuple[Path, Path]) -> None:

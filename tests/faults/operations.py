@@ -95,7 +95,7 @@ OPERATIONS = [
     Operation("diff-plot", "inspect naive.trace lego.trace --diff --plot out/d.svg", is_slow=True),
     Operation("eval", "eval q.jsonl --jobs 1 --algo naive -o out/r.jsonl", measures=True, is_slow=True),
     Operation("query", "query q.yaml", measures=True),
-    Operation("query-bulk", "query --bulk bulk.jsonl -o out/answers.jsonl", measures=True, resumes=True),
+    Operation("query-bulk", "query bulk.jsonl -o out/answers.jsonl", measures=True, resumes=True),
     Operation("plan", "plan a.txt b.txt", measures=True, is_slow=True),
     Operation("bench-sync", "bench sync --shape tiny --algo naive -o out/sync.json", measures=True, is_slow=True),
     Operation("ls", "store ls --chains --store chained", reports=True),
@@ -107,9 +107,9 @@ OPERATIONS = [
     Operation("expire", "store gc {a}", removes=True),
     Operation("pin", "store pin {a} {b}"),
     Operation("unpin", "store pin --undo {b}"),
-    Operation("export", "store export out/all.kva --force"),
-    Operation("import", "store import all.kva --store new"),
-    Operation("import-damaged", "store import all.kva --store damaged"),
+    Operation("export", "store push all -o out/all.kva --force"),
+    Operation("import", "store pull all.kva --store new"),
+    Operation("import-damaged", "store pull all.kva --store damaged"),
     Operation("push", "store push all --remote new"),
     Operation("push-again", "store push all --remote far"),
     Operation("pull", "store pull {a} {b} {c} --remote far --store new"),
@@ -143,7 +143,7 @@ def make_world(directory: Path, model: Path, output: Path) -> dict[str, str]:
     for name in ("naive", "lego"):
         pic(f"link a.txt b.txt --trace {name}.trace --algo " + {"naive": "naive", "lego": "legolink-2"}[name])
     pic(f"store pin {keys['b']}")
-    pic("store export all.kva --store far")
+    pic("store push all -o all.kva --store far")
     pic("store ls")
     pic("plan a.txt b.txt")
     shutil.copytree(directory / "far", directory / "damaged")

@@ -174,7 +174,7 @@ class Scene:
         return Path("t.trace").read_bytes()
 
     def _archive(self) -> bytes:
-        _require(pic("store", "export", "x.kva", "--store", "st"))
+        _require(pic("store", "push", "all", "-o", "x.kva", "--store", "st"))
         return Path("x.kva").read_bytes()
 
 

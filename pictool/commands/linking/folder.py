@@ -58,9 +58,10 @@ class FolderOptions:
         option(
             "--passage-tokens",
             "N",
-            "Cut passages of at most N tokens; none joins two pages or sections.",
+            "Cut passages of at most N tokens (256); none joins two pages or sections.",
             COMPILING,
             min=16,
+            show_default=False,
         ),
     ] = PASSAGE_TOKENS
 

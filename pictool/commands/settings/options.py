@@ -171,7 +171,7 @@ SETTINGS = {
         option(
             "--signing-key",
             "[=FILE]",
-            "Sign what is written with a private key (PIC_SIGNING_KEY; that of pic store key).",
+            "Sign what is written with a private key (PIC_SIGNING_KEY; that of pic store sign).",
             STORE,
         ),
     ],
