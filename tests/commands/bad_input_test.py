@@ -154,7 +154,7 @@ def test_a_mistake_is_one_line_and_an_exit_code(
 def test_a_wrong_command_line_is_usage(arguments: tuple[Any, ...]) -> None:
     outcome = pic(*arguments)
     assert outcome.code == 2 and outcome.out == ""
-    assert "Error" in outcome.err and "Traceback" not in outcome.err
+    assert "rror: " in outcome.err and "Traceback" not in outcome.err
 
 
 def test_an_interruption_is_130(model: Path, texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,11 +76,11 @@ def test_keys_and_their_tenants() -> None:
 @pytest.mark.parametrize(
     ("options", "code", "word"),
     [
-        (["--policy", "magic"], 1, "algorithm"),
-        (["--algo", "magic"], 1, "algorithm"),
-        (["--allow", "magic"], 1, "--allow"),
+        (["--policy", "magic"], 2, "algorithm"),
+        (["--algo", "magic"], 2, "algorithm"),
+        (["--allow", "magic"], 2, "--allow"),
         (["--check", "maybe"], 2, "--check"),
-        (["--codec", "magic"], 1, "codec"),
+        (["--codec", "magic"], 2, "codec"),
         (["--host", "256.0.0.1"], 1, "--host"),
         (["--keys", "absent"], 1, "absent"),
         (["--model", "absent/model/dir"], 1, "absent"),
