@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
-from pictool.commands.completion import complete_algorithm
 from pictool.commands.console.errors import of_command_line
 from pictool.commands.console.outputs import check_picture, output_path, print_json, require_matplotlib
 from pictool.commands.console.progress import answers_bar
 from pictool.commands.console.verbosity import note
 from pictool.commands.console.words import count
 from pictool.commands.linking.request import parse_fields, text_or_silent
+from pictool.commands.settings.completion import complete_algorithm
 from pictool.commands.settings.engine import runnable
 from pictool.commands.settings.options import (
     ANSWER,

@@ -177,15 +177,19 @@ def run_query(
     text, name, base = read_input(query)
     from pictool.runtime.model import require_name
     from pictool.spans.bulk import read_bulk
+    from pictool.spans.reading import read_query
 
     policy = options.algo or policy_of_settings(settings)
     pool_bytes = options.pool or (0 if output.trace else None)  # a trace shows what the policy computes
-    engine_type = choose_engine(engine, options.outputs, output.trace, bool(pool_bytes), settings.model)
+    needed: dict[Feature, str] = {"outputs": "--outputs generated"} if options.outputs == GENERATED else {}
+    needed |= {"pool": "--pool"} if pool_bytes else {}
+    needed |= {"trace": "--trace"} if output.trace else {}
+    engine_type = find_engine(engine, needed, settings.model)
     require_name(settings.model)
     if is_bulk(name):
         run = partial(run_bulk, queries=read_bulk(text, name), name=name, memory=settings.memory)
     else:
-        run = partial(run_one, query=parse(text, name))
+        run = partial(run_one, query=read_query(text, name, True if name.endswith((".yaml", ".yml")) else None))
     run_options = make_options(options, policy, settings, base, keeps_outputs(options.outputs, engine_type))
     quiet_libraries()
     store = open_store(settings)
@@ -197,15 +201,6 @@ def run_query(
         engines = Engines(start, settings)
         run(engines, run_options, output=output)
     store.drain()
-
-
-def choose_engine(
-    name: str | None, outputs: str | None, trace: str | None, has_pool: bool, model: str | None = None
-) -> type[Engine]:
-    """The engine, which can do what the options need."""
-    needed: dict[Feature, str] = {} if outputs != GENERATED else {"outputs": f"--outputs {GENERATED}"}
-    needed |= {"pool": "--pool"} if has_pool else {}
-    return find_engine(name, needed | ({} if trace is None else {"trace": "--trace"}), model)
 
 
 def keeps_outputs(outputs: str | None, engine: type[Engine]) -> bool:
@@ -276,6 +271,7 @@ def run_one(engines: Engines, options: RunOptions, output: QueryOutputOptions, q
     """Run, or explain, a query. Of one that fails, JSON has the calls that were done."""
     from pictool.spans.execute import Executor
     from pictool.spans.outcome import QueryError
+    from pictool.spans.query import Chat, Generate
 
     traces = None if output.trace is None else TraceWriter(Path(output.trace))
     executor = Executor(engines, options, make_hooks(output, traces))
@@ -306,20 +302,8 @@ def run_one(engines: Engines, options: RunOptions, output: QueryOutputOptions, q
         traces.write_run(optimised.after, result.done, {"answer": result.text, "error": None, **report})
     if output.as_json:
         print_json({"answer": result.text, **report, "calls": [done.report() for done in result.done]})
-    elif not is_call(optimised.after):  # the text of a call has been streamed
+    elif not isinstance(optimised.after, Generate | Chat):  # the text of a call has been streamed
         print(result.text)
-
-
-def parse(text: str, name: str) -> Query:
-    from pictool.spans.reading import read_query
-
-    return read_query(text, name, True if name.endswith((".yaml", ".yml")) else None)
-
-
-def is_call(query: Query) -> bool:
-    from pictool.spans.query import Chat, Generate
-
-    return isinstance(query, Generate | Chat)
 
 
 def explain_report(optimised: OptimisedQuery) -> dict[str, Any]:
@@ -364,7 +348,7 @@ class TraceWriter:
         self._names[path] = f"{len(self._names) + 1:04}.trace"
         answer.write_trace(self._folder / self._names[path])
 
-    def tell(self, path: NodePath) -> None:
+    def note_trace(self, path: NodePath) -> None:
         """Say where the trace of a call is, if it has one."""
         from pictool.spans.query import path_text
 
@@ -381,30 +365,18 @@ class TraceWriter:
 def make_hooks(output: QueryOutputOptions, traces: TraceWriter | None) -> Hooks:
     from pictool.spans.execute import Hooks
 
-    is_quiet = output.as_json
+    is_quiet, once = output.as_json, cache(note)
     more: dict[str, Any] = {} if traces is None else {"on_answer": traces}
 
-    def tell(done: CallRecord) -> None:
+    def show(done: CallRecord) -> None:
         print_call(done, is_streamed=not is_quiet and not done.path)
         if traces is not None:
-            traces.tell(done.path)
+            traces.note_trace(done.path)
 
     return Hooks(
-        on_done=tell,
-        on_text=None if is_quiet else Stream(), on_print=note, ask=ask, on_skip=note_once(), **more,
+        on_done=show, on_text=None if is_quiet else Stream(), on_print=note, ask=ask,
+        on_skip=lambda skipped: once(f"left out: {skipped}"), **more,
     )  # fmt: skip
-
-
-def note_once() -> Callable[[object], None]:
-    """Print each note once."""
-    printed = set[str]()
-
-    def print_new(text: object) -> None:
-        if str(text) not in printed:
-            printed.add(str(text))
-            note(f"left out: {text}")
-
-    return print_new
 
 
 def ask(text: str) -> str:
@@ -528,14 +500,11 @@ def answer_queries(
             keep(query, {"error": str(error)})
 
     def keep_outcome(index: int, outcome: Result | QueryError) -> None:
-        keep(ready[index][0], outcome_report(outcome))
+        result: Mapping[str, Any] = (
+            {"error": str(outcome)} if isinstance(outcome, PicError)
+            else {"answer": outcome.text, "calls": [done.report() for done in outcome.done]}
+        )  # fmt: skip
+        keep(ready[index][0], result)
 
     seeds = [node_seed(executor.options.seed, (query.line,)) for query, _ in ready]
     executor.run_all([query for _, query in ready], keep_outcome, seeds)
-
-
-def outcome_report(outcome: Result | QueryError) -> Mapping[str, Any]:
-    """The answer of one query of a bulk, or its error."""
-    if isinstance(outcome, PicError):
-        return {"error": str(outcome)}
-    return {"answer": outcome.text, "calls": [done.report() for done in outcome.done]}

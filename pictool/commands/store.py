@@ -23,7 +23,6 @@ from pictool.commands.settings.options import JsonOption, argument, command, mak
 from pictool.commands.settings.resources import find_intact, open_existing, open_model, open_store
 from pictool.commands.settings.settings import DEFAULT, Settings
 from pictool.commands.settings.types import one_of, parse_age, parse_size
-from pictool.commands.signing import ALL, run_sign, run_trust
 from pictool.errors import InputError, ObjectError
 from pictool.escapes import visible
 
@@ -43,6 +42,7 @@ app = make_app("List, check, prune and move the objects of a store.")
 
 
 SORTS = ("key", "used", "size")
+ALL = "all"  # in place of keys
 
 
 @command(app, "ls", "store")
@@ -249,13 +249,6 @@ def _print_problems(result: VerifyResult) -> None:
         note(f"{count(result.objects, 'object')} read, {len(result.repaired)} removed; compile their texts again")
 
 
-# Who made it: signatures
-
-
-command(app, "sign", "store", "signing_key")(run_sign)
-command(app, "trust", "require_signed")(run_trust)
-
-
 def recompute_share(settings: Settings, store: Store, keys: Sequence[str], share: float, as_json: bool) -> None:
     """Compute a share of objects again, and print what was found. Raises ObjectError if one differs."""
     from pictool.compiler.recompute import choose, recompute
@@ -280,6 +273,84 @@ def print_recomputed(
             note(f"signed by {writer}: {num_bad} of {count(num_checked, 'recomputed object')} differ")
         note(f"{count(found.objects, 'object')} recomputed, {found.skipped} skipped (of another model, or of a chain)")
     require_right(found, store)
+
+
+# Who made it: signatures
+
+
+@command(app, "sign", "store", "signing_key")
+def run_sign(
+    settings: Settings,
+    names: Annotated[
+        Optional[list[str]],
+        argument("NAME", "Keys, or unique beginnings of them; all; or files, as archives and manifests."),
+    ] = None,
+) -> None:
+    """Sign objects that you made or checked, and whole files. Without a NAME: print the public key that others trust;
+    if there is no private key, make one.
+
+    \b
+      pic store sign
+      pic store sign all
+      pic store sign all.kva
+    """
+    from pictool.store.signatures import SigningKey, path_of, sign_file, sign_object_file
+
+    file = path_of(settings.signing_key, "signing-key")
+    if not names:
+        print(public_key(file))
+        return
+    key, store = SigningKey.read(file), open_store(settings)
+    for name in names:
+        if name != ALL and Path(name).is_file():
+            (sign_object_file if name.endswith(".kvo") else sign_file)(key, Path(name))
+            continue
+        for found in find_intact(open_existing(settings), chains=False) if name == ALL else [store.resolve(name)]:
+            sign_object_file(key, store.path(found), store.root / "tmp")
+    note(f"signed by {key.public}")
+
+
+def public_key(file: Path) -> str:
+    """The public key of the private one in a file, which is made if there is none."""
+    from pictool.store.signatures import SigningKey
+
+    if file.exists():
+        return SigningKey.read(file).public
+    note(f"{file}: a new private key, for you alone; others trust the public one (pic store trust NAME KEY)")
+    return SigningKey.new(file).public
+
+
+@command(app, "trust", "require_signed")
+def run_trust(
+    settings: Settings,
+    name: Annotated[Optional[str], argument("NAME", "What you call the signer.")] = None,
+    key: Annotated[Optional[str], argument("KEY", "Its public key, as ed25519:…", autocompletion=None)] = None,
+    revoke: Annotated[Optional[str], option("--revoke", "NAME", "Trust a signer no more, nor what it signed.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Trust a signer, revoke one, or list all.
+
+    \b
+      pic store trust build-server ed25519:6d1f…
+      pic store trust --revoke build-server
+    """
+    from pictool.store.signatures import Signers, path_of
+
+    if (name is None) != (key is None) or (name and revoke):
+        raise UsageError("trust: give a NAME and a KEY, or --revoke NAME, or neither to list the signers")
+    path = path_of(settings.require_signed, "signers")
+    if not name and not revoke:
+        signers = Signers.read(path)
+    else:
+        signers = Signers.change(
+            path, lambda them: them.trust(name, key) if name and key else them.revoke(revoke or ""), name is not None
+        )
+    if as_json:
+        print_json({"path": str(signers.path), "trusted": signers.trusted, "revoked": signers.revoked})
+        return
+    for known, state in ((signers.trusted, ""), (signers.revoked, "  revoked")):
+        for public, own in known.items():
+            print(visible(f"{public}  {own}{state}"))
 
 
 # What is removed, and what stays

@@ -6,11 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO, cast
+from typing import TYPE_CHECKING, TextIO, cast
 
 from pictool.commands.console.verbosity import note, showing_bar
 from pictool.commands.console.words import show_size
 from pictool.escapes import GuardedStream
+
+if TYPE_CHECKING:
+    from pictool.compiler.compile import Compiled
 
 _NOTE_S = 30.0
 
@@ -36,6 +39,11 @@ def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
             show(done, total, f"{done:,d} of {total:,d}{more}")
 
         yield advance
+
+
+def new_work(done: Compiled) -> tuple[int, int]:
+    """Tokens that were computed, and bytes that were written."""
+    return (len(done.chunk), done.path.stat().st_size) if done.is_new and done.path.exists() else (0, 0)
 
 
 @contextmanager

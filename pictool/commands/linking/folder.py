@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
-from pictool.commands.compile import new_work
 from pictool.commands.console.forecast import warn_of_disk
-from pictool.commands.console.progress import progress
+from pictool.commands.console.progress import new_work, progress
 from pictool.commands.console.verbosity import is_verbose, note
 from pictool.commands.console.words import count
 from pictool.commands.settings.options import COMPILING, OPTIONS, argument, option

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Optional, TypeVar, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from pictool.commands.completion import complete_algo, complete_key, complete_model
 from pictool.commands.console.errors import UsageError, fail, reports_errors
 from pictool.commands.console.verbosity import note
+from pictool.commands.settings.completion import complete_algo, complete_key, complete_model
 from pictool.commands.settings.salt import MAKE_ONE, is_weak
 from pictool.commands.settings.settings import Settings, read_settings
 from pictool.commands.settings.types import parse_algo

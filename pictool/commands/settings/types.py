@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
+    from pictool.compiler.splitters.base import Splitter
     from pictool.linker.policies.base import Policy
 
 _SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -59,6 +60,13 @@ def parse_algo(name: str, text: str) -> Policy:
     from pictool.linker.grid import parse_policy
 
     return parse_policy(text)
+
+
+def parse_splitter(name: str, text: str) -> Splitter:
+    """The splitter of NAME or NAME:FIELD=N,…"""
+    from pictool.compiler.splitters import make_splitter
+
+    return make_splitter(text)
 
 
 def parse_policy_name(name: str, text: str) -> str:
