@@ -17,7 +17,6 @@ from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Footer, Input, Static
-from textual.worker import get_current_worker
 
 from pictool.errors import PicError
 from pictool.escapes import visible
@@ -63,14 +62,11 @@ class HomeScreen(PicScreen):
         Binding("c", "compare", "compare"),
         Binding("x,delete", "delete", "delete"),
         Binding("p", "pin", "pin"),
-        Binding("v", "verify(False)", "verify"),
-        Binding("d", "diff", "diff"),
         Binding("o", "open_path", "open a trace"),
         Binding("s", "sort", "sort"),
         Binding("f", "fold", "fold"),
-        Binding("V", "verify(True)", "verify all", show=False),
         Binding("q", "app.quit", "quit"),
-        Binding("escape", "cancel", "end verifying; else unmark all", show=False),
+        Binding("escape", "cancel", "unmark all", show=False),
     ]
 
     def __init__(self, store: Store) -> None:
@@ -80,7 +76,6 @@ class HomeScreen(PicScreen):
         self.sort = "key"
         self.marked: set[str] = set()
         self.marked_traces: set[str] = set()
-        self._problems: dict[tuple[str, int], str] = {}  # that verifying found, by key and time of the file
         self._stamp: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
@@ -122,10 +117,10 @@ class HomeScreen(PicScreen):
         links = Counter(key for one in self.pic.traces for key in {chunk.key for chunk in one.trace.chunks})
         self.listed = self.listing.find(self.query_one(SearchInput).value, self.sort, links)
         rows = [
-            self.listing.cells(stored, self._problem(stored), links[stored.key], stored.key in self.marked)
+            self.listing.cells(stored, links[stored.key], stored.key in self.marked)
             for stored in islice(self.listed, _MOST_ROWS)
         ]
-        self.objects.show_rows(rows, lambda row: "red" if self._problem(self.listed[row]) else "")
+        self.objects.show_rows(rows, lambda row: "red" if self.listed[row].problem else "")
         keys = [stored.key for stored in self.listed[:_MOST_ROWS]]
         if under and under[0] in keys:
             self.objects.move_cursor(row=keys.index(under[0]))
@@ -133,10 +128,6 @@ class HomeScreen(PicScreen):
         self.query_one("#empty", Static).update(self._empty())
         self._show_title()
         self._show_preview()
-
-    def _problem(self, stored: StoredObject) -> str:
-        """Why an object cannot be used, as far as that is known; else ""."""
-        return self._problems.get((stored.key, stored.used_ns), "") or stored.problem or ""
 
     def _empty(self) -> Text:
         """What to do where no object is listed."""
@@ -161,7 +152,7 @@ class HomeScreen(PicScreen):
             if meta is not None:
                 facts += [known.model if known else meta.target.architecture, meta.target.dtype, f"codec {meta.codec}"]
                 facts += ["table of fixups" if meta.fixups else "", "pinned" if key in self.listing.pins else ""]
-            words = self._problem(stored) or " ".join(stored.text.split())
+            words = stored.problem or " ".join(stored.text.split())
             text = Text.assemble((visible("  ".join(filter(None, facts))), "dim"), "\n", visible(words))
         self.query_one("#preview", Static).update(text, layout=False)
 
@@ -282,26 +273,6 @@ class HomeScreen(PicScreen):
 
         self._run(change_all)
 
-    def action_verify(self, is_all: bool) -> None:
-        """Read and check all bytes of the chosen objects, or of all that are listed."""
-        from pictool.store.upkeep import find_problem
-
-        chosen = self.listed if is_all else [self.listing.objects[key] for key in self._chosen()]
-
-        def verify() -> str:
-            worker, found = get_current_worker(), dict[tuple[str, int], str]()
-            for stored in chosen:
-                if worker.is_cancelled:
-                    break
-                self.show_later(self._note, f"verifying {len(found) + 1} of {len(chosen)} (escape ends it) …")
-                found[stored.key, stored.used_ns] = str(find_problem(self._store, stored.key) or "")
-            self._problems |= found
-            num_bad = sum(map(bool, found.values()))
-            verdict = f"{num_bad} cannot be used; x deletes what is damaged" if num_bad else "all are whole"
-            return f"verified {len(found)} of {counted(len(chosen), 'object')}: {verdict}"
-
-        self._run(verify)
-
     @work(thread=True, exclusive=True, group="upkeep")
     def _run(self, task: Callable[[], str]) -> None:
         """Run a task in a thread, in place of the one before; it returns what is said then."""
@@ -314,9 +285,8 @@ class HomeScreen(PicScreen):
         self.show_later(self.refresh_store)
 
     def action_cancel(self) -> None:
-        """End what runs, and unmark everything."""
+        """Close the help, and unmark everything."""
         self.action_back()
-        self.workers.cancel_group(self, "upkeep")
         self.marked.clear()
         self.marked_traces.clear()
         self.show_traces()
@@ -324,18 +294,6 @@ class HomeScreen(PicScreen):
 
     def action_fold(self) -> None:
         self.toggle_class("-folded")
-
-    def action_diff(self) -> None:
-        """Compare the two marked objects, or the marked one with the one under the cursor."""
-        keys = list(dict.fromkeys([*self._chosen(), *(stored.key for stored in self._under_cursor())]))
-        if len(self.marked) == 2:
-            keys = keys[:2]
-        if len(keys) != 2:
-            self.pic.tell("mark two objects (space) to compare them")
-            return
-        from pictool.tui.object_diff_screen import ObjectDiffScreen
-
-        self.pic.try_to_show(lambda: ObjectDiffScreen(self._store, *keys))
 
     def action_compare(self) -> None:
         """Compare the marked traces, or all."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -58,8 +57,7 @@ class TraceScreen(TextScreen):
         Binding("H", "step('head',-1)", "head before", show=False),
         Binding("r", "step('row',1)", "row", show=False),
         Binding("R", "step('row',-1)", "row before", show=False),
-        Binding("a", "analyse(False)", "attention"),
-        Binding("A", "analyse(True)", "attention of this layer only", show=False),
+        Binding("a", "analyse", "attention"),
     ]
 
     def __init__(self, loaded: LoadedTrace) -> None:
@@ -96,11 +94,8 @@ class TraceScreen(TextScreen):
         self.set_color_by(self.color_by)
 
     def set_color_by(self, by: ColorBy) -> None:
-        """Colour by these numbers, or, where the attention of this layer was not computed, by that of all."""
+        """Colour by these numbers."""
         attention = None if self.analysis is None else self.analysis.attention
-        if by.mode == "attention" and attention is not None and by.layer not in (None, *attention.layers):
-            self.pic.tell("the attention of this layer was not computed; press A on it in another mode")
-            by = replace(by, layer=None)
         self.color_by = by
         num_layers = 0 if by.mode == "score" else len(self.loaded.trace.rows)
         heads = rows = range(0)
@@ -128,17 +123,14 @@ class TraceScreen(TextScreen):
         known = colors.map[np.isfinite(colors.map)]  # its maximum may exceed that of the row that colours the text
         high = float(known.max()) if len(known) else colors.high
         self.query_one(HeatMap).show(colors.map, colors.labels, colors.low, high, colors.row)
-        self.query_one("#legend", Static).update(self._legend(colors))
+        words = legend(colors, not self.app.no_color)
+        if not colors.steps[: self.loaded.trace.layout.num_context].any():
+            words = Text(f"no context token has a colour ({colors.unit}); a: attention")
+        self.query_one("#legend", Static).update(words)
         self.query_one("#parts", RowTable).show_rows(part_rows(self.loaded.counts, self.color_by.layer))
         layers = layer_rows(self.loaded.trace, self.loaded.counts, self.analysis)
         self.query_one("#layers", RowTable).show_rows(layers)
         self.show_token()
-
-    def _legend(self, colors: TokenColors) -> Text:
-        """Say what the colours mean, or that there are none."""
-        if colors.steps[: self.loaded.trace.layout.num_context].any():
-            return legend(colors, not self.app.no_color)
-        return Text(f"no context token has a colour ({colors.unit}); a: attention")
 
     def show_token(self) -> None:
         line = token_line(self.loaded.trace, self.analysis, self.token_colors, self.views[0].cursor)
@@ -159,20 +151,17 @@ class TraceScreen(TextScreen):
         if by != self.color_by:
             self.set_color_by(by)
 
-    def action_analyse(self, is_of_layer: bool) -> None:
-        """Ask the model for the attention of all layers, or of the one that is shown."""
+    def action_analyse(self) -> None:
+        """Ask the model for the attention of all layers."""
         trace, name, job = self.loaded.trace, self.loaded.name, self.pic.job
-        layer = (self.color_by.layer or 0) if is_of_layer else None
         self.ask_model(
-            lambda listener: job.analyse(trace, name, layer, listener), self.set_analysis,
-            self.query_one("#legend", Static),
-        )  # fmt: skip
+            lambda listener: job.analyse(trace, name, listener), self.set_analysis, self.query_one("#legend", Static)
+        )
 
     def set_analysis(self, analysis: TraceAnalysis) -> None:
         """Show the attention that the model computed."""
         self.analysis = analysis
-        is_of_all = analysis.attention is None or len(analysis.attention.layers) > 1
-        self.set_color_by(ColorBy("attention", self.color_by.layer if is_of_all else None))
+        self.set_color_by(ColorBy("attention", self.color_by.layer))
 
 
 def facts(trace: Trace, name: str) -> Text:

@@ -62,8 +62,8 @@ class FakeJob:
         write_trace(Path(form.trace), answer)
         return Path(form.trace)
 
-    def analyse(self, trace: Trace, name: str, layer: int | None, listener: Listener) -> TraceAnalysis:
-        self.requests.append((name, layer))
+    def analyse(self, trace: Trace, name: str, listener: Listener) -> TraceAnalysis:
+        self.requests.append(name)
         listener("note", "loading the model")
         self._wait()
         analysis = self._answer()

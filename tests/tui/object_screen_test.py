@@ -33,26 +33,6 @@ def test_header_text_and_search(store: Store) -> None:
     drive(make_app(store), scenario)
 
 
-def test_layers_and_checksums(store: Store) -> None:
-    key = put_object(store, "text", 3)
-    with store.open(key) as file:
-        checksums = file.checksums
-
-    async def scenario(pilot: Pilot[None]) -> None:
-        await press(pilot, "enter", "t")
-        table = screen(pilot).query_one("#layers", RowTable)
-        norms = np.linalg.norm(np.arange(12).reshape(3, 4), axis=1)
-        assert table.row_count == 4
-        assert texts(table, 0) == ("0", "K", f"{norms.mean():.4g}", f"{norms[0]:.4g}", "0", "11")
-        await press(pilot, "t")
-        assert screen(pilot).query_one(TabbedContent).active == "tab-checksums"
-        table = screen(pilot).query_one("#checksums", RowTable)
-        rows = {texts(table, row)[0]: texts(table, row)[1] for row in range(table.row_count)}
-        assert rows["text"] == checksums["text"] and rows["layer 1"] == checksums["layers"][1]
-
-    drive(make_app(store), scenario)
-
-
 TABLE = [0.0, 0.5, 2.0, 0.25]
 PIECES = ("A", " tame", " ferret", ".")
 
@@ -92,8 +72,8 @@ def test_the_table_of_fixups_as_heat(store: Store) -> None:
         await press(pilot, "h")
         assert "another tokenizer's" in told(pilot)
         assert "press h" in screen_text(app)
-        screen(pilot).query_one(TabbedContent).active = "tab-layers"
-        screen(pilot).query_one("#layers").focus()
+        screen(pilot).query_one(TabbedContent).active = "tab-sinks"
+        screen(pilot).query_one("#sinks").focus()
         await press(pilot, "slash", *"tame", "enter")  # the text is shown
         assert screen(pilot).views[0].cursor == 1 and pilot.app.focused is screen(pilot).views[0]
 

@@ -15,7 +15,7 @@ from pictool.trace.counts import count_rows
 from pictool.tui.token_colors import ColorBy, token_colors
 from pictool.tui.trace_screen import TraceScreen, part_rows, token_line
 from pictool.tui.widgets.heatmap import HeatMap
-from pictool.tui.widgets.table import Choice, RowTable
+from pictool.tui.widgets.table import RowTable
 from pictool.tui.widgets.token_text import TokensView
 from tui.drive import FakeJob, drive, load, make_analysis, make_app, press, screen_text, settle, texts, told
 
@@ -137,7 +137,7 @@ def test_the_model_is_asked_and_its_answer_shown(store: Store) -> None:
 
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "a")
-        assert job.requests == [("hand.trace", None)] and screen(pilot).color_by.mode == "attention"
+        assert job.requests == ["hand.trace"] and screen(pilot).color_by.mode == "attention"
         await press(pilot, "l", "h", "h", "r")
         assert screen(pilot).color_by == ColorBy("attention", 0, 1, 0)
         expected = token_colors(TRACE, ANALYSIS, ColorBy("attention", 0, 1, 0))
@@ -148,24 +148,6 @@ def test_the_model_is_asked_and_its_answer_shown(store: Store) -> None:
         for mode in ("kv", "attention-dev", "computed"):
             await press(pilot, "m")
             assert screen(pilot).color_by.mode == mode
-
-    drive(make_app(store, [load(TRACE)], job), scenario)
-
-
-def test_the_attention_of_one_layer_is_not_shown_as_another_s(store: Store) -> None:
-    assert ANALYSIS.attention is not None
-    attention = ANALYSIS.attention
-    one_layer = type(ANALYSIS)(
-        replace(attention, scores=attention.scores[[1]], layers=(1,)), ANALYSIS.deviation, ANALYSIS.choices
-    )
-    job = FakeJob(one_layer)
-
-    async def scenario(pilot: Pilot[None]) -> None:
-        await press(pilot, "l", "l", "A")
-        assert job.requests == [("hand.trace", 1)] and screen(pilot).color_by == ColorBy("attention")
-        await press(pilot, "l")  # layer 0
-        assert screen(pilot).color_by.layer is None and screen(pilot).query_one("#layer", Choice).value is None
-        assert "was not computed" in told(pilot)
 
     drive(make_app(store, [load(TRACE)], job), scenario)
 

@@ -58,13 +58,13 @@ class TuiWorker:
         self._say("note", f"of {whole} tokens {reused} are of earlier prompts, {resident} of documents in memory")
         return None
 
-    def analyse(self, trace: Trace, name: str, layer: int | None) -> TraceAnalysis:
+    def analyse(self, trace: Trace, name: str) -> TraceAnalysis:
         from pictool.trace.analysis import analyse_trace
 
         named = self._settings.option
         model = self._open(named("model") or trace.report["model"], named("dtype") or trace.target.dtype)
         self._say("note", "linking again, and in full")
-        return analyse_trace(model, self._store, trace, name, layer=layer, on_compile=self._compiled)
+        return analyse_trace(model, self._store, trace, name, on_compile=self._compiled)
 
     def attention_sinks(self, key: str) -> AttentionSinks:
         from pictool.commands.inspect import sinks_of
