@@ -45,9 +45,9 @@ def _row(settings: Settings, name: str) -> dict[str, Any]:
     from pictool.linker.policies import DEFAULT as POLICY
 
     value = getattr(settings, name)
-    if name in ("salt", "server_key"):
+    if name == "salt":
         value = "(set)" if value else ""
-    if name in ("remote", "server") and value:
+    if name == "remote" and value:
         value = without_credentials(value)
     shown = (_DEFAULTS | {"algo": POLICY}).get(name, "") if value is None else value
     return {"name": name, "value": shown, "origin": settings.origin(name), "variable": variable(name)}

@@ -68,7 +68,7 @@ class LinkCommand:
 
 
 @command(
-    app, "link", "model", "device", "dtype", "server", "head", "query_template", "separator", "codec", "store",
+    app, "link", "model", "device", "dtype", "head", "query_template", "separator", "codec", "store",
     "remote", "require_signed", *SALT,
 )  # fmt: skip
 def run_link(request: RequestOptions, settings: Settings, options: LinkOptions) -> None:
@@ -85,7 +85,7 @@ def run_link(request: RequestOptions, settings: Settings, options: LinkOptions) 
         return
     parsed = parse(request, settings, options, canary)
     with ExitStack() as opened:
-        reports = link_there(parsed) if settings.server else link_here(parsed, opened)
+        reports = link(parsed, opened)
         if options.output is not None:
             write_json(options.output, reports if parsed.policies else reports[0])
         show(parsed, reports)
@@ -119,8 +119,8 @@ def show(parsed: LinkCommand, reports: Sequence[dict[str, Any]]) -> None:
         print_answer(reports[0], parsed.options.compare)
 
 
-def link_here(parsed: LinkCommand, opened: ExitStack) -> list[dict[str, Any]]:
-    """Link in this process; the report for each policy. `opened` waits for what the store still writes."""
+def link(parsed: LinkCommand, opened: ExitStack) -> list[dict[str, Any]]:
+    """Link; the report for each policy. `opened` waits for what the store still writes."""
     settings, spec, options = parsed.settings, parsed.spec, parsed.options
     needed: dict[Feature, str] = {"auto_ratio": "--auto-ratio"} if options.auto_ratio else {}
     needed |= {} if options.trace is None else {"trace": "--trace"}
@@ -149,27 +149,6 @@ def link_here(parsed: LinkCommand, opened: ExitStack) -> list[dict[str, Any]]:
     linked = answers[0].link.linked
     if settings.origin("model") == DEFAULT and linked is not None:
         note_foreign([part.chunk.text for part, _ in linked.documents], reports[0])
-    return reports
-
-
-def link_there(parsed: LinkCommand) -> list[dict[str, Any]]:
-    """Have a server link; the report for each policy."""
-    from pictool.commands.linking.server import ask_server, require_possible
-
-    options = parsed.options
-    require_possible(
-        parsed.settings,
-        {"--trace": options.trace, "--engine": options.engine, "--auto-ratio": options.auto_ratio},
-    )
-    specs = [replace(parsed.spec, policy=labelled.policy) for labelled in parsed.policies] or [parsed.spec]
-    stream = None if parsed.is_quiet else Stream()
-    compare = options.compare or parsed.is_verified or bool(parsed.policies)
-    reports = []
-    for spec in specs:
-        report, origin = ask_server(parsed.settings, spec, compare, stream)
-        if stream is not None:
-            print(flush=True)
-        reports.append(report | {"request": request_json(spec, {"server": parsed.settings.server} | origin)})
     return reports
 
 
@@ -301,7 +280,7 @@ def print_answer(report: Mapping[str, Any], shows_compare: bool = True) -> None:
 
 
 def _kl_text(compare: Mapping[str, Any]) -> str:
-    """KL over all tokens; - from an engine, or a server, that does not give it."""
+    """KL over all tokens; - from an engine that does not give it."""
     kl = compare.get("answer_kl")
     return "-" if kl is None else f"{kl:.3g}"
 

@@ -26,6 +26,7 @@ REMOVED: dict[str, str] = {
     "link --sinks": "the policy sets them, or compile the documents with --sinks",
     "plan --ratio": "use --algo NAME-NUMBER",
     "plan -p": "use --algo NAME:FIELD=VALUE",
+    "link --server": "link here, or ask the server: POST /v1/link, and every client of OpenAI's API",
     "store key": "use pic store sign, which makes a key if there is none",
     "store export": "use pic store push KEY -o ARCHIVE",
     "store import": "use pic store pull ARCHIVE",

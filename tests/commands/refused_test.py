@@ -29,7 +29,6 @@ link a.txt -q x --engine vllm --trace t
 link a.txt -q x -m ./none
 link a.txt -q x --temperature -1
 link --batch none.jsonl
-link a.txt -q x --server http://127.0.0.1:1
 query none.json
 query a.txt
 query q.json --algo none

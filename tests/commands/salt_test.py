@@ -172,9 +172,9 @@ def test_a_salted_trace_is_replayed_with_its_salt_only(salted_trace: Path) -> No
 
 def test_the_screens_model_has_the_salt(salted_trace: Path) -> None:
     trace, settings = read_trace(salted_trace), Settings().override(store="st", device="cpu")
-    assert TuiWorker(lambda *_: None, settings.override(salt=SALT)).analyse(trace, "t", 0).deviation is not None
+    assert TuiWorker(lambda *_: None, settings.override(salt=SALT)).analyse(trace, "t").deviation is not None
     with pytest.raises(TraceError, match="give the salt"):
-        TuiWorker(lambda *_: None, settings).analyse(trace, "t", 0)
+        TuiWorker(lambda *_: None, settings).analyse(trace, "t")
 
 
 def test_processes_of_evaluations_have_the_salt(model: Path, store: Store) -> None:

@@ -122,7 +122,7 @@ def run_batch(path: Path, options: LinkOptions, request: RequestOptions, setting
     from pictool.engines.answer_file import AnswerFile
     from pictool.eval.datasets.records import read_records
 
-    check_batch(options, request, settings)
+    check_batch(options, request)
     output = None if options.output is None else output_path("-o", options.output, [path])
     common = repr([request, settings.head, settings.query_template, settings.separator, settings.codec, settings.algo])
     requests = [_request_of(record, request, settings, common) for record in read_records(path)]
@@ -163,7 +163,7 @@ def run_batch(path: Path, options: LinkOptions, request: RequestOptions, setting
     require_little(drift, options.max_kl, f"{path}: the verified answers have")
 
 
-def check_batch(options: LinkOptions, request: RequestOptions, settings: Settings) -> None:
+def check_batch(options: LinkOptions, request: RequestOptions) -> None:
     """Refuse options of a single request."""
     if name := options.of_one():
         raise UsageError(f"--batch: {name} applies to one request; leave it out (--verify 1 compares all)")
@@ -172,8 +172,6 @@ def check_batch(options: LinkOptions, request: RequestOptions, settings: Setting
             raise UsageError(f"--batch: the file has the {name} of each request; leave that of the command line out")
     if len(request.policies()) > 1:
         raise UsageError("--batch: needs one policy; pic eval compares several")
-    if settings.server:
-        raise UsageError("--batch: links in this process; leave --server out (--server '')")
 
 
 def drift_of(reports: Sequence[Mapping[str, Any]]) -> Drift:

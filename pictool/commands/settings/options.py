@@ -147,9 +147,6 @@ SETTINGS = {
         Optional[str],
         option("--remote", "URL", "Remote store to fetch missing objects from, or to push to (PIC_REMOTE).", STORE),
     ],
-    "server": Annotated[
-        Optional[str], option("--server", "URL", "Use a running pic serve (PIC_SERVER; '' for none).", MODEL)
-    ],
     "salt": Annotated[
         Optional[str],
         option("--salt", "TEXT", "Only the same salt shares objects (PIC_SALT). Visible in ps.", STORE),
@@ -207,7 +204,8 @@ def command(app: typer.Typer, name: str, *settings: str, without: Sequence[str] 
             overrides = {name: values.pop(name) for name in settings}
             for parameter, kind in hints.items():
                 if kind is Settings:
-                    values[parameter] = read_settings().override(**overrides).without_secrets_of_others()
+                    values[parameter] = read_settings().override(**overrides)
+                    values[parameter].check_strange_file()
                     if "salt" in settings and is_weak(values[parameter].salt):
                         note(f"the salt is weak: whoever guesses it finds every object compiled with it; {MAKE_ONE}")
                 elif is_dataclass(kind):
