@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -33,7 +32,6 @@ from pictool.escapes import visible
 if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
     from pictool.conversation import Conversation
-    from pictool.documents.library import Found
 
 app = make_app()
 PASSAGES = 8
@@ -65,7 +63,10 @@ def run_ask(
       pic ask docs -q "Which festival does Gadwick hold?"
       pic ask reports notes.md --include '*.pdf' -i
     """
-    check_questions(question, is_conversation, as_json)
+    if question is None and not is_conversation:
+        raise UsageError("no question; give one with --query, or ask several with -i")
+    if as_json and is_conversation:
+        raise UsageError("--json: reports one question; leave -i out")
     from pictool.conversation import Conversation
 
     spec = make_spec(settings, question or "?", algo, max_new_tokens)
@@ -76,24 +77,12 @@ def run_ask(
         library = read_library(reader, files)
     kept = None if is_conversation else 0
     with engine_type(model, store, kept) as running, fetching_ends_with_an_error(store):
-        hold(Conversation(running, library, spec, num_passages), question, is_conversation, as_json)
+        conversation = Conversation(running, library, spec, num_passages)
+        if question is not None:
+            ask(conversation, question, as_json)
+        if is_conversation:
+            converse(conversation)
     store.drain()
-
-
-def hold(conversation: Conversation, question: str | None, is_conversation: bool, as_json: bool) -> None:
-    """Answer the question of the command line, then those of stdin."""
-    if question is not None:
-        ask(conversation, question, as_json)
-    if is_conversation:
-        converse(conversation)
-
-
-def check_questions(question: str | None, is_conversation: bool, as_json: bool) -> None:
-    """Raise UsageError if there is no question to answer, or more than one for a JSON report."""
-    if question is None and not is_conversation:
-        raise UsageError("no question; give one with --query, or ask several with -i")
-    if as_json and is_conversation:
-        raise UsageError("--json: reports one question; leave -i out")
 
 
 def ask(conversation: Conversation, question: str, as_json: bool = False, stop: Interrupt | None = None) -> None:
@@ -119,14 +108,9 @@ def ask(conversation: Conversation, question: str, as_json: bool = False, stop: 
     if as_json:
         print_json(reply.report())
     else:
-        print(flush=True)
-        print_sources(reply.sources)
-
-
-def print_sources(sources: Sequence[Found]) -> None:
-    print("\nSources:")
-    for source in dict.fromkeys(found.passage.source for found in sources):
-        print(f"  {visible(source)}")
+        print("\n\nSources:", flush=True)
+        for source in dict.fromkeys(found.passage.source for found in reply.sources):
+            print(f"  {visible(source)}")
 
 
 def converse(conversation: Conversation) -> None:

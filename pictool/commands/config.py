@@ -35,7 +35,9 @@ def run_config(settings: Settings, as_json: JsonOption = False) -> None:
         return
     width = max(len(str(row["value"])) for row in rows)
     for row in rows:
-        by = row["origin"] if row["origin"] != DEFAULT else f"default{_other_names(row)}"
+        by = row["origin"]
+        if by == DEFAULT and row["variable"]:
+            by = f"default ({row['variable']})"
         print(visible(f"{row['name']:<15}{row['value']!s:<{min(width, 32)}}  {by}"))
     if find_file() is None:
         note("there is no pic.yaml here or above")
@@ -51,7 +53,3 @@ def _row(settings: Settings, name: str) -> dict[str, Any]:
         value = without_credentials(value)
     shown = (_DEFAULTS | {"algo": POLICY}).get(name, "") if value is None else value
     return {"name": name, "value": shown, "origin": settings.origin(name), "variable": variable(name)}
-
-
-def _other_names(row: dict[str, Any]) -> str:
-    return f" ({row['variable']})" if row["variable"] else ""

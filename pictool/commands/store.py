@@ -25,6 +25,7 @@ from pictool.commands.settings.settings import DEFAULT, Settings
 from pictool.commands.settings.types import one_of, parse_age, parse_size
 from pictool.errors import InputError, ObjectError
 from pictool.escapes import visible
+from pictool.reading import exists
 
 if TYPE_CHECKING:
     from pictool.compiler.recompute import Recomputed
@@ -539,11 +540,10 @@ def run_pull(
       pic store pull KEY --remote https://host/store
       pic store pull all.kva
     """
-    from pictool.store.entries import is_key
     from pictool.store.remote.transfer import pull
 
     store = open_store(settings)
-    if len(names) == 1 and not is_key(names[0]):
+    if len(names) == 1 and (exists(names[0]) or not set(names[0]) <= set("0123456789abcdef")):
         if check is not None:
             raise UsageError("--check: applies to the remote; after an archive use pic store verify --recompute")
         add_archive(store, Path(names[0]), as_json)

@@ -35,14 +35,11 @@ class ControlFilter(LineFilter):
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         return [
-            segment if visible(segment.text) == segment.text else _without_controls(segment) for segment in segments
-        ]
-
-
-def _without_controls(segment: Segment) -> Segment:
-    """The segment with spaces, as many as cells, in place of what `visible` would escape."""
-    text = "".join(char if visible(char) == char else " " * cell_len(char) for char in segment.text)
-    return Segment(text, segment.style)
+            segment if visible(segment.text) == segment.text
+            else Segment("".join(char if visible(char) == char else " " * cell_len(char) for char in segment.text),
+                         segment.style)
+            for segment in segments
+        ]  # fmt: skip
 
 
 class PicApp(App[None]):

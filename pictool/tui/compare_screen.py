@@ -148,7 +148,8 @@ class CompareScreen(TextScreen):
         for view, colors, marks in zip(self.views, all_colors, all_marks, strict=True):
             view.set_steps(marks if is_overlap else colors.steps[:num_prompt])
             assert isinstance(view.parent, Vertical)
-            view.parent.border_subtitle = overlap_counts(marks) if is_overlap else ""
+            counts = (f"{int((marks == mark).sum())} {name}" for mark, name in _MARK_NAMES.items())
+            view.parent.border_subtitle = ", ".join(counts) if is_overlap else ""
         values = np.stack([colors.values[:num_prompt] for colors in all_colors])
         self.query_one(HeatMap).show(values, [trace.label for trace in traces], 0.0, all_colors[0].high)
         words = overlap_legend(has_color) if is_overlap else legend(all_colors[0], has_color)
@@ -230,11 +231,6 @@ def overlap_marks(traces: Sequence[Trace], layer: int | None) -> list[NDArray[np
     is_context = np.arange(computed.shape[1]) < traces[0].layout.num_context
     marks = np.where(computed, np.where(by_all, BY_ALL, HERE), np.where(by_any, ELSEWHERE, 0))
     return list(np.where(is_context, marks, 0).astype(np.int8))
-
-
-def overlap_counts(marks: NDArray[np.int8]) -> str:
-    """Count the context tokens with each mark."""
-    return ", ".join(f"{int((marks == mark).sum())} {name}" for mark, name in _MARK_NAMES.items())
 
 
 def overlap_legend(has_color: bool) -> Text:

@@ -24,7 +24,7 @@ from pictool.store.eviction import pinned
 from pictool.store.store import Store, StoredObject
 from pictool.tui.base import PicScreen, SearchInput
 from pictool.tui.listing import SHORT, Listing, counted, short_keys
-from pictool.tui.services import LoadedTrace, is_run_path
+from pictool.tui.services import is_run_path
 from pictool.tui.widgets.table import RowTable
 
 REFRESH_S = 2.0
@@ -125,15 +125,17 @@ class HomeScreen(PicScreen):
         if under and under[0] in keys:
             self.objects.move_cursor(row=keys.index(under[0]))
         self.objects.styles.height, self.query_one("#empty").display = "1fr" if rows else 1, not rows
-        self.query_one("#empty", Static).update(self._empty())
-        self._show_title()
-        self._show_preview()
-
-    def _empty(self) -> Text:
-        """What to do where no object is listed."""
+        empty = EMPTY.format(store=visible(shlex.quote(str(self._store.root))))
         if self.listing.objects:
-            return Text(f"No key, file or text contains {visible(self.query_one(SearchInput).value)!r}.")
-        return Text(EMPTY.format(store=visible(shlex.quote(str(self._store.root)))))
+            empty = f"No key, file or text contains {visible(self.query_one(SearchInput).value)!r}."
+        self.query_one("#empty", Static).update(Text(empty))
+        total, size = len(self.listing.objects), decimal(sum(stored.num_bytes for stored in self.listed))
+        counts = counted(total, "object") if len(self.listed) == total else f"{len(self.listed)} of {total} objects"
+        shown = f", the first {_MOST_ROWS} shown" if len(self.listed) > _MOST_ROWS else ""
+        marked = f", {len(self.marked)} marked" if self.marked else ""
+        title = f"{counts}, {size}{shown}{marked}; by {self.sort}; store {self._store.root}"
+        self.query_one("#store", Static).update(Text(visible(title)))
+        self._show_preview()
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height >= 2 * _MIN_FOR_PREVIEW, "-tall")
@@ -156,27 +158,16 @@ class HomeScreen(PicScreen):
             text = Text.assemble((visible("  ".join(filter(None, facts))), "dim"), "\n", visible(words))
         self.query_one("#preview", Static).update(text, layout=False)
 
-    def _show_title(self) -> None:
-        total, size = len(self.listing.objects), decimal(sum(stored.num_bytes for stored in self.listed))
-        counts = counted(total, "object") if len(self.listed) == total else f"{len(self.listed)} of {total} objects"
-        shown = f", the first {_MOST_ROWS} shown" if len(self.listed) > _MOST_ROWS else ""
-        marked = f", {len(self.marked)} marked" if self.marked else ""
-        self._note(f"{counts}, {size}{shown}{marked}; by {self.sort}; store {self._store.root}")
-
-    def _note(self, text: str) -> None:
-        self.query_one("#store", Static).update(Text(visible(text)))
-
     def show_traces(self) -> None:
-        traces = self.pic.traces
-        self.traces.show_rows(map(self._trace_cells, traces))
+        traces, rows = self.pic.traces, []
+        for loaded in traces:
+            trace, tokens = loaded.trace, loaded.trace.report["tokens"]
+            mark = "✓" if loaded.name in self.marked_traces else ""
+            rows.append((mark, trace.label, f"{tokens['recomputed']:.1f}", tokens["prompt"], trace.answer, loaded.name))
+        self.traces.show_rows(rows)
         self.traces.display = bool(traces)
         title = counted(len(traces), "open trace") if traces else "no open trace: o opens one, l links"
         self.query_one("#traces-title", Static).update(title)
-
-    def _trace_cells(self, loaded: LoadedTrace) -> tuple[object, ...]:
-        trace, tokens = loaded.trace, loaded.trace.report["tokens"]
-        mark = "✓" if loaded.name in self.marked_traces else ""
-        return mark, trace.label, f"{tokens['recomputed']:.1f}", tokens["prompt"], trace.answer, loaded.name
 
     def source_of(self, key: str) -> str | None:
         """The document that an object came from, as far as the store or an open trace tells."""
@@ -184,10 +175,6 @@ class HomeScreen(PicScreen):
             return self.listing.sources[key].source
         chunks = (chunk for loaded in self.pic.traces for chunk in loaded.trace.chunks)
         return next((chunk.source for chunk in chunks if chunk.key == key), None)
-
-    def name_of(self, key: str) -> str:
-        """An object's name for people."""
-        return self.listing.name(key, self.source_of(key))
 
     def on_data_table_row_selected(self, event: RowTable.RowSelected) -> None:
         if event.data_table is self.traces:
@@ -250,7 +237,7 @@ class HomeScreen(PicScreen):
             self.pic.tell("no object to delete; pinned ones stay")
             return
         size = decimal(sum(self.listing.objects[key].num_bytes for key in keys))
-        names = [f"{key[:SHORT]}  {self.name_of(key)}" for key in keys[:_MOST_NAMED]]
+        names = [f"{key[:SHORT]}  {self.listing.name(key, self.source_of(key))}" for key in keys[:_MOST_NAMED]]
         names += [f"and {len(keys) - _MOST_NAMED} more"] * (len(keys) > _MOST_NAMED)
 
         def delete() -> str:

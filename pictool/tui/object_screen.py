@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -68,13 +67,18 @@ class ObjectScreen(TextScreen):
         self.pieces: tuple[str, ...] | None = None  # of its tokens, once the text is coloured by them
 
     def compose(self) -> ComposeResult:
-        yield Static(facts_table(self._facts), id="facts")
+        table = Table.grid(padding=(0, 1, 0, 0))
+        table.add_column(style="dim", no_wrap=True, min_width=10)
+        table.add_column(overflow="fold")  # a fingerprint is one word
+        for name, value in self._facts.items():
+            table.add_row(name, Text(visible(value)))
+        yield Static(table, id="facts")
         with TabbedContent():
             with TabPane("text", id="tab-text"):
                 yield Static(id="text-note")
                 yield TokensView(TokenText.of_text(self._text, "source text"))
             with TabPane("attention sinks", id="tab-sinks"):
-                yield Static(id="sinks-note")
+                yield Static(_NO_SINKS, id="sinks-note")
                 offsets = (f">t{offset}" for offset in range(_NUM_OFFSETS))
                 yield RowTable(">layer", ">head", ">first", "", ">dummies", *offsets, id="sinks")
             with TabPane("fixups", id="tab-fixups"):
@@ -86,7 +90,8 @@ class ObjectScreen(TextScreen):
     def on_mount(self) -> None:
         self._show_fixups()
         self._show_text_note()
-        self._show_sinks()
+        if (sinks := self.pic.attention_sinks.get(self.key)) is not None:
+            self._show_sinks(sinks)
         self.views[0].focus()
 
     def _show_fixups(self) -> None:
@@ -155,28 +160,14 @@ class ObjectScreen(TextScreen):
         self.query_one(TabbedContent).active = "tab-sinks"
         if self.key not in self.pic.attention_sinks:
             job, note = self.pic.job, self.query_one("#sinks-note", Static)
-            self.ask_model(lambda listener: job.attention_sinks(self.key, listener), self._set_sinks, note)
+            self.ask_model(lambda listener: job.attention_sinks(self.key, listener), self._show_sinks, note)
 
-    def _set_sinks(self, sinks: AttentionSinks) -> None:
+    def _show_sinks(self, sinks: AttentionSinks) -> None:
         self.pic.attention_sinks[self.key] = sinks
-        self._show_sinks()
-
-    def _show_sinks(self) -> None:
-        """Show the attention sinks if they were measured, else how to do so."""
-        sinks = self.pic.attention_sinks.get(self.key)
-        self.query_one("#sinks-note", Static).update(_NO_SINKS if sinks is None else sinks_line(sinks))
-        if sinks is not None:
-            self.query_one("#sinks", RowTable).show_rows(sink_rows(sinks))
-
-
-def facts_table(facts: Mapping[str, str]) -> Table:
-    """Return a table of names and values; a value is broken where the line ends, since a fingerprint is one word."""
-    table = Table.grid(padding=(0, 1, 0, 0))
-    table.add_column(style="dim", no_wrap=True, min_width=10)
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(name, Text(visible(value)))
-    return table
+        drawn = f"the first {sinks.num_initial} tokens draw {100 * sinks.initial_share.mean():.1f} % of the attention"
+        note = f"{drawn} of the {sinks.num_rows} behind ({100 * sinks.uniform_share:.1f} if all drew alike)"
+        self.query_one("#sinks-note", Static).update(note)
+        self.query_one("#sinks", RowTable).show_rows(sink_rows(sinks))
 
 
 def facts_of(file: ObjectFile) -> dict[str, str]:
@@ -211,12 +202,6 @@ def fixup_rows(values: NDArray[np.float64], tokens: TokenIds, pieces: tuple[str,
         )
         for token in np.argsort(-values, kind="stable").tolist()
     ]  # fmt: skip
-
-
-def sinks_line(sinks: AttentionSinks) -> str:
-    """Return the mean share of the initial tokens, and what it would be under uniform attention."""
-    drawn = f"the first {sinks.num_initial} tokens draw {100 * sinks.initial_share.mean():.1f} % of the attention"
-    return f"{drawn} of the {sinks.num_rows} behind ({100 * sinks.uniform_share:.1f} if all drew alike)"
 
 
 def sink_rows(sinks: AttentionSinks) -> list[tuple[str, ...]]:

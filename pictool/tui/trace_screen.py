@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from pictool.tui.services import LoadedTrace
 
 _PART_COLUMNS = ("part", ">start", ">tokens", ">computed", ">score", "source")
-_LAYER_COLUMNS = (">layer", ">computed", ">%", ">|d(K,V)|", ">|d attention|")
-_TIMES = {
-    "load_s": "load", "select_s": "select", "recompute_s": "recompute", "ttft_s": "first token", "decode_s": "decode",
-}  # fmt: skip
 
 
 class TraceScreen(TextScreen):
@@ -80,17 +76,12 @@ class TraceScreen(TextScreen):
                 yield HeatMap(text.starts)
             with TabPane("parts", id="tab-parts"):
                 yield RowTable(*_PART_COLUMNS, id="parts")
-            with TabPane("layers", id="tab-layers"):
-                yield RowTable(*_LAYER_COLUMNS, id="layers")
-            with TabPane("answer", id="tab-answer"):
-                yield RowTable("", "", ">", id="answers")
         yield Static(id="status")
         yield SearchInput(placeholder="search; enter: next, escape: leave")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         self.views[0].focus()
-        self.query_one("#answers", RowTable).show_rows(answer_rows(self.loaded.trace, self.loaded.counts))
         self.set_color_by(self.color_by)
 
     def set_color_by(self, by: ColorBy) -> None:
@@ -128,8 +119,6 @@ class TraceScreen(TextScreen):
             words = Text(f"no context token has a colour ({colors.unit}); a: attention")
         self.query_one("#legend", Static).update(words)
         self.query_one("#parts", RowTable).show_rows(part_rows(self.loaded.counts, self.color_by.layer))
-        layers = layer_rows(self.loaded.trace, self.loaded.counts, self.analysis)
-        self.query_one("#layers", RowTable).show_rows(layers)
         self.show_token()
 
     def show_token(self) -> None:
@@ -216,24 +205,3 @@ def part_rows(counts: TraceCounts, layer: int | None) -> list[tuple[str, ...]]:
         score = "" if part.score is None else f"{part.score[0]:.3g}"
         rows.append((name, str(part.start), str(part.num_tokens), f"{computed:.1f}", score, part.source))
     return rows
-
-
-def layer_rows(trace: Trace, counts: TraceCounts, analysis: TraceAnalysis | None) -> list[tuple[str, ...]]:
-    """Return the computed context tokens of every layer; with an analysis also its deviation from full recompute."""
-    rows: list[tuple[str, ...]] = []
-    num_context = trace.layout.num_context
-    for layer, count in enumerate(counts.rows_per_layer):
-        distances = ["", ""]
-        if analysis is not None and analysis.deviation is not None:
-            kv = analysis.deviation.kv.both[layer, :num_context]
-            distances = [f"{kv.mean():.3g}" if kv.size else "", f"{analysis.deviation.attention.layers[layer]:.3g}"]
-        share = count / num_context if num_context else 0.0
-        rows.append((str(layer), str(count), f"{100 * share:.1f}", *distances))
-    return rows
-
-
-def answer_rows(trace: Trace, counts: TraceCounts) -> list[tuple[str, ...]]:
-    """Return the likeliest first tokens, then the times."""
-    candidates = [("first token", short(token.text, 24), f"{token.probability:.4f}") for token in counts.candidates]
-    timing = trace.report["timing"]
-    return [*candidates, *(("time", name, f"{1e3 * timing[field]:.1f} ms") for field, name in _TIMES.items())]

@@ -137,7 +137,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(make: Callable[[], Path],
         assert (outcome.code, outcome.out) == (1, ""), arguments
         assert outcome.err.startswith("pic: error: ") and outcome.err.count("\n") == 1 and str(path) in outcome.err
         # a document may be a pipe; this one ends at once, since nobody writes to it
-        said = ("regular file", "directory", "is empty", "cannot be read")
+        said = ("regular file", "directory", "is empty", "cannot be read", "has no text files")
         assert any(words in outcome.err for words in said), outcome.err
 
 
@@ -213,7 +213,7 @@ def test_a_listing_is_not_complete_without_what_the_disk_does_not_show(
         return status_of(path, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "stat", fail)
-    for command in ("ls", "ls --stats", "verify", "export all.kva"):
+    for command in ("ls", "ls --stats", "verify", "push all -o all.kva"):
         done = pic("store", *command.split(), "--store", objects.store)
         assert done.code == 1 and done.err.endswith(f"pic: error: {hidden}: Input/output error\n"), command
 

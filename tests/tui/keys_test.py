@@ -161,7 +161,7 @@ SCRIPTS = [
     Script("TraceScreen", choice("head"), [("h", 0), ("h", 1), ("H", 0), ("H", None)], first=["a"]),
     Script("TraceScreen", choice("row"), [("r", 0), ("r", 1), ("R", 0), ("R", None)], first=["a"]),
     Script("TraceScreen", asked, [("a", ["0.trace"])]),
-    Script("TextScreen", tab, [("t", "tab-parts"), ("t", "tab-layers"), ("t", "tab-answer"), ("t", "tab-map")]),
+    Script("TextScreen", tab, [("t", "tab-parts"), ("t", "tab-map")]),
     Script("CompareScreen", cursor, [("d", 1), ("d", 3), ("D", 1)], "compare"),
     Script("CompareScreen", chosen("mode"), [("m", "overlap"), ("m", "computed")], "compare"),
     Script("CompareScreen", chosen("layer"), [("l", 0), ("l", 1), ("L", 0)], "compare"),

@@ -312,14 +312,9 @@ def read_yaml(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
         return {}
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: must be a mapping with the keys {', '.join(keys)}")
-    if unknown := [shown_key(key) for key in data if key not in keys]:
+    if unknown := [key[:80] if isinstance(key, str) else shown(key) for key in data if key not in keys]:
         raise InputError(f"{path}: unknown key {', '.join(unknown)[:200]}; known are {', '.join(keys)}")
     return dict(data)
-
-
-def shown_key(key: Any) -> str:
-    """A key of a YAML file, as a message shows it."""
-    return key[:80] if isinstance(key, str) else shown(key)
 
 
 def text_or_none(path: Path, key: str, value: Any) -> str | None:
