@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from textual.pilot import Pilot
@@ -15,8 +16,9 @@ from pictool.trace.counts import count_rows
 from pictool.tui.token_colors import ColorBy, token_colors
 from pictool.tui.trace_screen import TraceScreen, part_rows, token_line
 from pictool.tui.widgets.heatmap import HeatMap
+from pictool.tui.widgets.table import RowTable
 from pictool.tui.widgets.token_text import TokensView
-from tui.drive import FakeJob, drive, load, make_analysis, make_app, press, screen_text, settle, told
+from tui.drive import FakeJob, drive, load, make_analysis, make_app, press, screen_text, settle, texts, told
 
 TRACE = make_trace([(1, 2, 5), (2, 5), (5,)], scores=np.arange(10, dtype=np.float32))
 ANALYSIS = make_analysis(TRACE)
@@ -186,6 +188,10 @@ def test_tabs_have_the_numbers_of_the_view(store: Store) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "t")
         assert screen(pilot).query_one(TabbedContent).active == "tab-parts"
+        table, starts = screen(pilot).query_one("#parts", RowTable), (*TRACE.layout.starts, TRACE.layout.num_tokens)
+        for index, (start, end) in enumerate(pairwise(starts)):
+            computed = TRACE.rows[:, start:end].sum() / len(TRACE.rows)
+            assert texts(table, index)[1:4] == (str(start), str(end - start), f"{computed:.1f}")
 
     drive(make_app(store, [load(TRACE)]), scenario)
 
