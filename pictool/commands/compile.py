@@ -255,7 +255,7 @@ def recalled_rows(
 
 
 def _surroundings(what: Compilation, settings: Settings) -> Surroundings | None:
-    """What the keys follow from; None if it cannot be told without the model."""
+    """What the keys follow from; None if the model must say."""
     from pictool.compiler.recall import Surroundings, model_files
     from pictool.core import CompileOptions
     from pictool.runtime.model import local_directory

@@ -189,7 +189,7 @@ class CompareScreen(TextScreen):
         if len(ahead):
             self.go_to(int(ahead[0]))
         else:
-            self.pic.tell("no further difference")
+            self.pic.show_note("no further difference")
 
 
 def _title_of(trace: Trace, is_baseline: bool) -> str:

@@ -104,7 +104,7 @@ class HomeScreen(PicScreen):
             if stamp != self._stamp:
                 self.show_later(self._show_listing, Listing.read(store), stamp)
         except (PicError, OSError) as error:
-            self.show_later(self.pic.tell, str(error))
+            self.show_later(self.pic.show_note, str(error))
 
     def _show_listing(self, listing: Listing, stamp: tuple[object, ...]) -> None:
         self.listing, self._stamp = listing, stamp
@@ -234,7 +234,7 @@ class HomeScreen(PicScreen):
 
         keys = [key for key in self._chosen() if key not in self.listing.pins]
         if not keys:
-            self.pic.tell("no object to delete; pinned ones stay")
+            self.pic.show_note("no object to delete; pinned ones stay")
             return
         size = decimal(sum(self.listing.objects[key].num_bytes for key in keys))
         names = [f"{key[:SHORT]}  {self.listing.name(key, self.source_of(key))}" for key in keys[:_MOST_NAMED]]
@@ -268,7 +268,7 @@ class HomeScreen(PicScreen):
         except PicError as error:
             said = str(error)
         self._stamp = ()
-        self.show_later(self.pic.tell, said)
+        self.show_later(self.pic.show_note, said)
         self.show_later(self.refresh_store)
 
     def action_cancel(self) -> None:
@@ -286,7 +286,7 @@ class HomeScreen(PicScreen):
         """Compare the marked traces, or all."""
         traces = [loaded for loaded in self.pic.traces if loaded.name in self.marked_traces] or self.pic.traces
         if len(traces) < 2:
-            self.pic.tell("open two traces of one prompt to compare them (o)")
+            self.pic.show_note("open two traces of one prompt to compare them (o)")
         else:
             self.pic.show_traces(traces)
 

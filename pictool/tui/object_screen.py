@@ -117,7 +117,7 @@ class ObjectScreen(TextScreen):
     def action_heat(self) -> None:
         """Colour the text by the table of fixups, or show it plain again; the model's tokenizer cuts it into tokens."""
         if self._fixups is None:
-            self.pic.tell(_NO_FIXUPS)
+            self.pic.show_note(_NO_FIXUPS)
             return
         self._show_text_tab()
         if self.pieces is not None:

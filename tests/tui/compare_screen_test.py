@@ -21,7 +21,7 @@ from pictool.tui.token_colors import BY_ALL, ELSEWHERE, HERE
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.table import Choice, RowTable
 from pictool.tui.widgets.token_text import TokensView
-from tui.drive import drive, load, make_app, press, screen_text, settle, texts, told
+from tui.drive import drive, load, make_app, notes, press, screen_text, settle, texts
 
 ROWS = [((2, 3), (2,), ()), ((2, 5, 6), (5,), ()), ((), (), ())]
 TRACES = [make_trace(rows, logits=np.array([0, 1, 2, 3, i, 0, -1], dtype=np.float32)) for i, rows in enumerate(ROWS)]
@@ -52,7 +52,7 @@ def test_all_cursors_move_together(store: Store) -> None:
         await press(pilot, "d")
         assert cursors(pilot) == [3, 3, 3]  # by the first alone
         await press(pilot, "d", "d", "d")
-        assert cursors(pilot) == [6, 6, 6] and "no further" in told(pilot)
+        assert cursors(pilot) == [6, 6, 6] and "no further" in notes(pilot)
         await press(pilot, "D")
         assert cursors(pilot) == [5, 5, 5]
         await pilot.click(list(screen(pilot).query(TokensView))[1], offset=(0, 1))
@@ -144,7 +144,7 @@ def test_other_prompts_are_refused(store: Store) -> None:
 
     async def scenario(pilot: Pilot[None]) -> None:
         assert isinstance(pilot.app.screen, HomeScreen)
-        assert "different prompts" in told(pilot)
+        assert "different prompts" in notes(pilot)
         await press(pilot, "c")
         assert isinstance(pilot.app.screen, HomeScreen)
 

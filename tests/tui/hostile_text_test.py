@@ -114,7 +114,7 @@ def test_notices_and_pictures(store: Store) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
         app = pilot.app
         assert isinstance(app, PicApp)
-        app.tell(HOSTILE)
+        app.show_note(HOSTILE)
         await settle(pilot)
         assert "[red]a[/][link=" in check(pilot).replace("\n", "")
         await press(pilot, "e")

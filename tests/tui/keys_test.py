@@ -105,10 +105,6 @@ def focused(app: PicApp) -> str | None:
     return app.focused.id if app.focused else None
 
 
-def told(app: PicApp) -> str:
-    return str(getattr(app, "told", [""])[-1])
-
-
 def is_folded(app: PicApp) -> bool:
     return app.screen.has_class("-folded")
 

@@ -11,7 +11,7 @@ from pictool.errors import ForeignObjectError, StoreError
 from pictool.store.store import Store
 from pictool.tui.object_screen import ObjectScreen, fixup_colors
 from pictool.tui.widgets.table import RowTable
-from tui.drive import FakeJob, drive, make_app, press, put_object, screen_text, texts, told
+from tui.drive import FakeJob, drive, make_app, notes, press, put_object, screen_text, texts
 
 
 def screen(pilot: Pilot[None]) -> ObjectScreen:
@@ -70,7 +70,7 @@ def test_the_table_of_fixups_as_heat(store: Store) -> None:
         assert screen(pilot).pieces is None and screen(pilot).views[0].cursor == 2
         job.answer = ForeignObjectError("x: its tokens are another tokenizer's")
         await press(pilot, "h")
-        assert "another tokenizer's" in told(pilot)
+        assert "another tokenizer's" in notes(pilot)
         assert "press h" in screen_text(app)
         screen(pilot).query_one(TabbedContent).active = "tab-sinks"
         screen(pilot).query_one("#sinks").focus()
@@ -87,7 +87,7 @@ def test_an_object_without_a_table_says_how_it_gets_one(store: Store) -> None:
         await press(pilot, "enter")
         assert "no table of fixups to colour it by (pic compile --probes 4)" in screen_text(screen(pilot).pic)
         await press(pilot, "h")
-        assert "pic compile --probes 4 FILE" in told(pilot)
+        assert "pic compile --probes 4 FILE" in notes(pilot)
 
     drive(make_app(store), scenario, (80, 24))
 

@@ -18,7 +18,7 @@ from pictool.tui.trace_screen import TraceScreen, part_rows, token_line
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.table import RowTable
 from pictool.tui.widgets.token_text import TokensView
-from tui.drive import FakeJob, drive, load, make_analysis, make_app, press, screen_text, settle, texts, told
+from tui.drive import FakeJob, drive, load, make_analysis, make_app, notes, press, screen_text, settle, texts
 
 TRACE = make_trace([(1, 2, 5), (2, 5), (5,)], scores=np.arange(10, dtype=np.float32))
 ANALYSIS = make_analysis(TRACE)
@@ -128,7 +128,7 @@ def test_search(store: Store) -> None:
         assert tokens(pilot).cursor == 10
         await press(pilot, "slash", "escape", "n")
         assert not tokens(pilot)._is_match.any()
-        assert "/ searches" in told(pilot)
+        assert "/ searches" in notes(pilot)
 
     drive(make_app(store, [load(TRACE)]), scenario)
 
@@ -159,7 +159,7 @@ def test_another_model_is_refused_in_words(store: Store) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "a")
         assert screen(pilot).analysis is None and screen(pilot).color_by.mode == "computed"
-        assert "traced with model aaaa" in told(pilot)
+        assert "traced with model aaaa" in notes(pilot)
         job.answer = ANALYSIS
         await press(pilot, "a")
         assert screen(pilot).analysis is ANALYSIS or screen(pilot).analysis is not None

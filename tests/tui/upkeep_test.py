@@ -12,7 +12,7 @@ from pictool.tui.app import PicApp
 from pictool.tui.base import ConfirmDialog
 from pictool.tui.home_screen import HomeScreen
 from pictool.tui.widgets.table import RowTable
-from tui.drive import drive, make_app, press, put_object, screen_text, texts, told
+from tui.drive import drive, make_app, notes, press, put_object, screen_text, texts
 
 SMALL = (80, 24)
 
@@ -45,11 +45,11 @@ def test_deleting_asks_first_and_leaves_what_is_pinned(store: Store, keys: list[
         await press(pilot, "space", "p")  # the marked one alone
         assert pinned(store.root) == {keys[0]} and texts(app.home.query_one("#objects", RowTable), 0)[0] == "✓P"
         await press(pilot, "x")
-        assert isinstance(app.screen, HomeScreen) and "pinned ones stay" in told(pilot)
+        assert isinstance(app.screen, HomeScreen) and "pinned ones stay" in notes(pilot)
         await press(pilot, "space", "x")
         await press(pilot, "y")
         assert store.keys() == [keys[0], keys[2]] and [stored.key for stored in app.home.listed] == store.keys()
-        assert app.home.marked == {keys[0]} and "deleted 1 object" in told(pilot)
+        assert app.home.marked == {keys[0]} and "deleted 1 object" in notes(pilot)
         await press(pilot, "p")
         assert not pinned(store.root)
 
@@ -61,10 +61,10 @@ def test_what_happened_meanwhile_is_said_and_nothing_else_is_deleted(store: Stor
         await press(pilot, "space", "space", "x")
         store.path(keys[1]).unlink()
         await press(pilot, "y")
-        assert "no such object" in told(pilot) and store.keys() == [keys[0], keys[2]]
+        assert "no such object" in notes(pilot) and store.keys() == [keys[0], keys[2]]
         pin(store.root, keys[0])  # by another process, after the question
         await press(pilot, "escape", "home", "space", "x")
-        assert "pinned ones stay" in told(pilot) or isinstance(pilot.app.screen, ConfirmDialog)
+        assert "pinned ones stay" in notes(pilot) or isinstance(pilot.app.screen, ConfirmDialog)
 
     drive(make_app(store), scenario, SMALL)
 
@@ -104,6 +104,6 @@ def test_the_traces_are_not_taken_for_objects(store: Store, keys: list[str]) -> 
         app_of(pilot).home.traces.focus()
         await press(pilot, "x", "p")
         assert isinstance(pilot.app.screen, HomeScreen) and store.keys() == keys and not pinned(store.root)
-        assert told(pilot).startswith("no object to delete")
+        assert notes(pilot).startswith("no object to delete")
 
     drive(make_app(store), scenario, SMALL)

@@ -81,13 +81,13 @@ def read_library(reader: LibraryReader, files: Sequence[Path]) -> Library:
     """Read files; notes name those that cannot be read."""
     with progress("reading", len(files)) as advance:
         library = reader.read(files, on_read=lambda _: advance())
-    tell_problems(library.problems)
+    note_problems(library.problems)
     passages = f"{count(len(library.passages), 'passage')} of {count(library.num_documents, 'document')}"
     note(f"{passages}, {sum(passage.num_tokens for passage in library.passages):,d} tokens")
     return library
 
 
-def tell_problems(problems: Sequence[Document]) -> None:
+def note_problems(problems: Sequence[Document]) -> None:
     """A note for each file that cannot be read, and their number."""
     shown = problems if is_verbose() else problems[:MAX_NOTES]
     for document in shown:

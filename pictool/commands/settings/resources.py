@@ -58,7 +58,7 @@ def find_intact(store: Store, chains: bool) -> list[str]:
     """The keys of all objects but those whose headers are damaged, which are named.
 
     Raises:
-        UnreadableObjectError: whether one is damaged cannot be told.
+        UnreadableObjectError: whether one is damaged is not known.
     """
     keys = []
     for entry in store.objects(chains=chains):
