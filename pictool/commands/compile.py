@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 from pictool.commands.console.errors import UsageError
-from pictool.commands.console.forecast import warn_of_disk
+from pictool.commands.console.forecast import print_forecast, warn_of_disk
 from pictool.commands.console.outputs import output_path, print_json
 from pictool.commands.console.progress import new_work, progress
 from pictool.commands.console.verbosity import note
@@ -83,7 +83,12 @@ def run_compile(
     for error in unreadable:
         note(f"left out: {error}")
     if is_dry:
-        foresee(what, texts, settings, as_json)
+        from pictool.compiler.forecast import forecast
+
+        model = open_model(settings)
+        chunks = [chunk for name, text in texts for chunk in what.chunks(model, text, name)]
+        found = forecast(model, open_store(settings), chunks, what.options(model, settings.codec))
+        print_forecast(found, len(texts), as_json)
     elif target is None and (rows := recalled_rows(what, texts, settings, engine)):
         print_rows(settings.model or EMBEDDED, rows, as_json)
     else:
@@ -163,17 +168,6 @@ def _texts_below(directory: Path) -> list[tuple[str, str]]:
     if not texts:
         raise InputError(f"{directory}: has no text files below it")
     return texts
-
-
-def foresee(what: Compilation, texts: Sequence[tuple[str, str]], settings: Settings, as_json: bool) -> None:
-    """Print what compiling texts would cost."""
-    from pictool.commands.console.forecast import print_forecast
-    from pictool.compiler.forecast import forecast
-
-    model = open_model(settings)
-    chunks = [chunk for name, text in texts for chunk in what.chunks(model, text, name)]
-    options = what.options(model, settings.codec)
-    print_forecast(forecast(model, open_store(settings), chunks, options), len(texts), as_json)
 
 
 def compile_texts(

@@ -131,7 +131,11 @@ def link(parsed: LinkCommand, opened: ExitStack) -> list[dict[str, Any]]:
     opened.push(partial(end_fetching, store))
     choice = None
     if options.auto_ratio:
-        spec, choice = with_auto_ratio(model, store, spec)
+        from pictool.controller.profile import auto_ratio, with_ratio
+
+        choice = auto_ratio(model, store, spec, note_measuring)
+        note(f"ratio {choice.ratio:g} (load {choice.load_s * 1e3:.0f} ms, prefill {choice.prefill_s * 1e3:.0f} ms)")
+        spec = replace(spec, policy=with_ratio(spec.policy, choice.ratio))
     with engine_type(model, store) as running, fetching_ends_with_an_error(store):
         if parsed.policies:
             answers = compare_policies(running, spec, parsed.policies)
@@ -238,15 +242,6 @@ def check_outputs(options: LinkOptions, documents: Sequence[str]) -> None:
             output_path(name, value, inputs)
     if options.trace is not None and options.output is not None and Path(options.trace) == Path(options.output):
         raise UsageError(f"--trace {options.trace}: is also the file of -o; name another")
-
-
-def with_auto_ratio(model: Model, store: Store, spec: Spec) -> tuple[Spec, RatioChoice]:
-    """The spec with the ratio that suits its length and the speed of the store (CacheBlend §5.1), and why."""
-    from pictool.controller.profile import auto_ratio, with_ratio
-
-    choice = auto_ratio(model, store, spec, note_measuring)
-    note(f"ratio {choice.ratio:g} (load {choice.load_s * 1e3:.0f} ms, prefill {choice.prefill_s * 1e3:.0f} ms)")
-    return replace(spec, policy=with_ratio(spec.policy, choice.ratio)), choice
 
 
 def distrust_profile(model: Model, choice: RatioChoice, recompute_s: float) -> None:

@@ -220,7 +220,13 @@ def run_verify(
         raise UsageError("--recompute: cannot be combined with --repair")
     store, check = open_existing(settings), None
     if recompute is not None:
-        recompute_share(settings, store, find_intact(store, chains=False), recompute, as_json)
+        from pictool.compiler.recompute import choose
+        from pictool.compiler.recompute import recompute as recompute_objects
+
+        keys = find_intact(store, chains=False)
+        with progress("recomputing", len(choose(keys, recompute))) as advance:
+            found = recompute_objects(open_model(settings), store, keys, recompute, advance)
+        print_recomputed(found, store, as_json)
         return
     if settings.origin("model") != DEFAULT:
         from pictool.compiler.chunking import require_own_text
@@ -248,15 +254,6 @@ def _print_problems(result: VerifyResult) -> None:
         note(f"{count(result.objects, 'object')} read, none damaged")
     elif len(result.repaired) == len(result.problems):
         note(f"{count(result.objects, 'object')} read, {len(result.repaired)} removed; compile their texts again")
-
-
-def recompute_share(settings: Settings, store: Store, keys: Sequence[str], share: float, as_json: bool) -> None:
-    """Compute a share of objects again, and print what was found. Raises ObjectError if one differs."""
-    from pictool.compiler.recompute import choose, recompute
-
-    with progress("recomputing", len(choose(keys, share))) as advance:
-        found = recompute(open_model(settings), store, keys, share, advance)
-    print_recomputed(found, store, as_json)
 
 
 def print_recomputed(
@@ -540,13 +537,18 @@ def run_pull(
       pic store pull KEY --remote https://host/store
       pic store pull all.kva
     """
+    from pictool.store.objects.bundles import import_archive
     from pictool.store.remote.transfer import pull
 
     store = open_store(settings)
     if len(names) == 1 and (exists(names[0]) or not set(names[0]) <= set("0123456789abcdef")):
         if check is not None:
             raise UsageError("--check: applies to the remote; after an archive use pic store verify --recompute")
-        add_archive(store, Path(names[0]), as_json)
+        added = import_archive(store, Path(names[0]))
+        if as_json:
+            print_json(asdict(added))
+        else:
+            note(f"{count(len(added.keys), 'object')}, {len(added.new)} of them new")
     elif check is None:
         with progress("pulling", len(names)) as advance:
             done = pull(store, names, advance)
@@ -557,17 +559,6 @@ def run_pull(
         with progress("pulling", len(names)) as advance:
             done, found = pull_checked(open_model(settings), store, names, check, advance)
         print_recomputed(found, store, as_json, asdict(done))
-
-
-def add_archive(store: Store, path: Path, as_json: bool) -> None:
-    """Add the objects of an archive."""
-    from pictool.store.objects.bundles import import_archive
-
-    done = import_archive(store, path)
-    if as_json:
-        print_json(asdict(done))
-    else:
-        note(f"{count(len(done.keys), 'object')}, {len(done.new)} of them new")
 
 
 def _print_transferred(done: TransferResult, verb: str, where: str, as_json: bool) -> None:

@@ -26,7 +26,6 @@ from pictool.errors import InputError
 from pictool.reading import exists
 
 if TYPE_CHECKING:
-    from pictool.core import Sampling
     from pictool.linker.grid import LabelledPolicy
     from pictool.linker.policies.base import Policy
     from pictool.linker.spec import Document, Spec
@@ -73,18 +72,17 @@ class RequestOptions:
 
     def spec(self, settings: Settings) -> Spec:
         """The spec of this request. Raises UsageError: no query, or sampling that makes no sense; InputError."""
-        if self.query is None:
-            raise UsageError("no query; give one with --query")
-        return make_spec(
-            settings, self.query, next((named.policy for named in self.policies()), None), self.max_new_tokens,
-            documents=list(self.documents), sampling=self._sampling(), chunk_tokens=self.chunk_tokens,
-        )  # fmt: skip
-
-    def _sampling(self) -> Sampling:
         from pictool.core import Sampling
 
+        if self.query is None:
+            raise UsageError("no query; give one with --query")
         with of_command_line():
-            return Sampling(self.temperature, self.top_p, self.seed, tuple(self.stop))
+            sampling = Sampling(self.temperature, self.top_p, self.seed, tuple(self.stop))
+        policy = next((named.policy for named in self.policies()), None)
+        return make_spec(
+            settings, self.query, policy, self.max_new_tokens, documents=list(self.documents), sampling=sampling,
+            chunk_tokens=self.chunk_tokens,
+        )  # fmt: skip
 
 
 def make_spec(
