@@ -26,7 +26,6 @@ from pictool.escapes import to_json, visible
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
 
-    from pictool.conversation import Reply
     from pictool.documents.library import Library, LibraryReader
     from pictool.engines.base import Engine
     from pictool.linker.spec import Spec
@@ -80,7 +79,6 @@ class FolderTools:
     options: FolderOptions
     spec: Spec
     num_passages: int
-    _last: dict[str, Any] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def compile(
@@ -108,17 +106,8 @@ class FolderTools:
         """Answer a question from the passages that concern it, and name the sources."""
         from pictool.conversation import Conversation
 
-        new = set[str]()
-        conversation = Conversation(self.engine, self._read(), self.spec, self.num_passages)
-        reply = conversation.ask(question, on_compile=lambda done: new.add(done.key))
-        self._last = {"question": question} | explained(reply, new)
+        reply = Conversation(self.engine, self._read(), self.spec, self.num_passages).ask(question)
         return {"answer": reply.text, "sources": [found.passage.source for found in reply.sources]}
-
-    def explain(self) -> dict[str, Any]:
-        """Tell what became of the prompt of the last question: what was linked, how much computed, and what it cost."""
-        if self._last is None:
-            raise InputError("nothing was asked yet; call ask first")
-        return self._last
 
     def _read(self, folders: Sequence[str] | None = None) -> Library:
         named = [Path(name).resolve() for name in self.options.names]
@@ -128,22 +117,6 @@ class FolderTools:
                     f"{name}: is not below {' or '.join(self.options.names)}, which pic mcp was started for"
                 )
         return self.reader.read(self.options.find_files(folders))
-
-
-def explained(reply: Reply, new: set[str]) -> dict[str, Any]:
-    """The report of a reply, and of each source whether it was compiled for it, and the mean of computed tokens."""
-    from pictool.conversation import in_order
-
-    report, link = reply.report(), reply.answer.link
-    for source in report["sources"]:
-        source["compiled"] = source["key"] in new
-    if link.linked is not None:
-        listed = zip(in_order(reply.sources), link.linked.documents, strict=True)
-        places = {found.at: place for found, (_, place) in listed}
-        for found, source in zip(reply.sources, report["sources"], strict=True):
-            start, end = places[found.at]
-            source["recomputed"] = float(link.linked.rows[:, start:end].sum(1).mean())
-    return report
 
 
 def make_server(tools: FolderTools) -> MCPServer:
@@ -165,7 +138,7 @@ def make_server(tools: FolderTools) -> MCPServer:
         return run  # type: ignore[return-value]
 
     server = MCPServer("pictool", version=__version__, log_level="WARNING")
-    for tool in (tools.compile, tools.search, tools.ask, tools.explain):
+    for tool in (tools.compile, tools.search, tools.ask):
         server.add_tool(guarded(tool))
     return server
 
