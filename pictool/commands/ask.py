@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import print_json
 from pictool.commands.console.verbosity import note
-from pictool.commands.link import Stream, fetching_ends_with_an_error, note_compiled
+from pictool.commands.link import Stream, fetching_ends, note_compiled
 from pictool.commands.linking.folder import FolderOptions, read_library
 from pictool.commands.linking.request import make_spec, require_text
 from pictool.commands.settings.engine import find_engine
@@ -76,13 +76,12 @@ def run_ask(
     with folder.open_reader(model, store) as reader:
         library = read_library(reader, files)
     kept = None if is_conversation else 0
-    with engine_type(model, store, kept) as running, fetching_ends_with_an_error(store):
+    with fetching_ends(store), engine_type(model, store, kept) as running:
         conversation = Conversation(running, library, spec, num_passages)
         if question is not None:
             ask(conversation, question, as_json)
         if is_conversation:
             converse(conversation)
-    store.drain()
 
 
 def ask(conversation: Conversation, question: str, as_json: bool = False, stop: Interrupt | None = None) -> None:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,6 @@ from pictool.commands.settings.options import (
 )
 from pictool.commands.settings.resources import open_model, open_store
 from pictool.commands.settings.settings import DEFAULT, Settings
-from pictool.errors import PicError
 from pictool.reading import exists
 
 if TYPE_CHECKING:
@@ -128,7 +126,7 @@ def link(parsed: LinkCommand, opened: ExitStack) -> list[dict[str, Any]]:
     store = open_store(settings)
     check_keys(store, spec.documents, settings.salt)
     model = open_model(settings)
-    opened.push(partial(end_fetching, store))
+    opened.enter_context(fetching_ends(store))
     choice = None
     if options.auto_ratio:
         from pictool.controller.profile import auto_ratio, with_ratio
@@ -136,7 +134,7 @@ def link(parsed: LinkCommand, opened: ExitStack) -> list[dict[str, Any]]:
         choice = auto_ratio(model, store, spec, note_measuring)
         note(f"ratio {choice.ratio:g} (load {choice.load_s * 1e3:.0f} ms, prefill {choice.prefill_s * 1e3:.0f} ms)")
         spec = replace(spec, policy=with_ratio(spec.policy, choice.ratio))
-    with engine_type(model, store) as running, fetching_ends_with_an_error(store):
+    with engine_type(model, store) as running:
         if parsed.policies:
             answers = compare_policies(running, spec, parsed.policies)
         else:
@@ -216,22 +214,18 @@ def request_json(spec: Spec, origin: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def fetching_ends_with_an_error(store: Store) -> Iterator[None]:
-    """Leave no half object in the store if the link fails while others are fetched for it."""
+def fetching_ends(store: Store) -> Iterator[None]:
+    """Wait at the end for what is being fetched; after an error give it up, and after an interrupt do not wait."""
     try:
         yield
-    except PicError:
+    except Exception:
         store.cancel()
         store.drain()
         raise
-
-
-def end_fetching(store: Store, error: type[BaseException] | None, *_: object) -> None:
-    """Wait for what is being fetched; after an interrupt give it up, for the user does not wait."""
-    if error is None or issubclass(error, Exception):
-        store.drain()
-    else:
+    except BaseException:
         store.cancel()
+        raise
+    store.drain()
 
 
 def check_outputs(options: LinkOptions, documents: Sequence[str]) -> None:
