@@ -56,7 +56,7 @@ _ELSEWHERE = ("ollama", "openai", "gemini", "anthropic", "mistralrs", "candle")
 
 @dataclass(frozen=True)
 class QueryOptions:
-    """What a command line says of how a query is run."""
+    """What a command line says of how a query is run, and of what is printed and written."""
 
     algo: AlgoOption = None
     tree: Annotated[
@@ -113,18 +113,6 @@ class QueryOptions:
             type=parse_size,
         ),
     ] = 0
-
-    def check(self) -> None:
-        """Refuse rules of the optimizer beside --no-optimise."""
-        if self.no_optimise and (self.tree is not None or self.sort_plus):
-            name = "--sort-plus" if self.sort_plus else "--tree"
-            raise UsageError(f"{name}: is a rule of the optimizer; leave --no-optimise out")
-
-
-@dataclass(frozen=True)
-class QueryOutputOptions:
-    """Options of the output: an explanation, an answer or the answers of a bulk, and where they are written."""
-
     explain: Annotated[
         bool, option("--explain", None, "Print the tree, the rules that apply, and the tree after them; run nothing.")
     ] = False
@@ -140,6 +128,9 @@ class QueryOutputOptions:
 
     def check(self, query: str) -> None:
         """Refuse what makes no sense together, and files that cannot be written. `query` is the input's name."""
+        if self.no_optimise and (self.tree is not None or self.sort_plus):
+            name = "--sort-plus" if self.sort_plus else "--tree"
+            raise UsageError(f"{name}: is a rule of the optimizer; leave --no-optimise out")
         if is_bulk(query) and self.trace:
             raise UsageError("--trace: applies to one query, not to a bulk")
         if self.output is not None and not is_bulk(query):
@@ -162,7 +153,6 @@ def is_bulk(name: str) -> bool:
 def run_query(
     query: Annotated[str, argument("FILE", "A query as JSON or YAML; - is stdin. A .jsonl file has one a line.")],
     options: QueryOptions,
-    output: QueryOutputOptions,
     settings: Settings,
     engine: EngineOption = None,
 ) -> None:
@@ -172,18 +162,17 @@ def run_query(
       pic query rag.yaml --explain
       pic query judge.json --algo full --seed 7
     """
-    output.check(query)
-    options.check()
+    options.check(query)
     text, name, base = read_input(query)
     from pictool.runtime.model import require_name
     from pictool.spans.bulk import read_bulk
     from pictool.spans.reading import read_query
 
     policy = options.algo or policy_of_settings(settings)
-    pool_bytes = options.pool or (0 if output.trace else None)  # a trace shows what the policy computes
+    pool_bytes = options.pool or (0 if options.trace else None)  # a trace shows what the policy computes
     needed: dict[Feature, str] = {"outputs": "--outputs generated"} if options.outputs == GENERATED else {}
     needed |= {"pool": "--pool"} if pool_bytes else {}
-    needed |= {"trace": "--trace"} if output.trace else {}
+    needed |= {"trace": "--trace"} if options.trace else {}
     engine_type = find_engine(engine, needed, settings.model)
     require_name(settings.model)
     if is_bulk(name):
@@ -199,7 +188,7 @@ def run_query(
             return running.enter_context(engine_type(open_model(of), store, pool_bytes))
 
         engines = Engines(start, settings)
-        run(engines, run_options, output=output)
+        run(engines, run_options, output=options)
     store.drain()
 
 
@@ -267,7 +256,7 @@ class Engines:
         return model_name(model)
 
 
-def run_one(engines: Engines, options: RunOptions, output: QueryOutputOptions, query: Query) -> None:
+def run_one(engines: Engines, options: RunOptions, output: QueryOptions, query: Query) -> None:
     """Run, or explain, a query. Of one that fails, JSON has the calls that were done."""
     from pictool.spans.execute import Executor
     from pictool.spans.outcome import QueryError
@@ -362,7 +351,7 @@ class TraceWriter:
         note(f"{write_run(self._folder, query, done, self._names, more)}: the run; pic inspect {self._folder}")
 
 
-def make_hooks(output: QueryOutputOptions, traces: TraceWriter | None) -> Hooks:
+def make_hooks(output: QueryOptions, traces: TraceWriter | None) -> Hooks:
     from pictool.spans.execute import Hooks
 
     is_quiet, once = output.as_json, cache(note)
@@ -405,7 +394,7 @@ def print_call(done: CallRecord, is_streamed: bool) -> None:
 
 
 def run_bulk(
-    engines: Engines, options: RunOptions, output: QueryOutputOptions, queries: Sequence[BulkQuery], name: str,
+    engines: Engines, options: RunOptions, output: QueryOptions, queries: Sequence[BulkQuery], name: str,
     memory: int,
 ) -> None:  # fmt: skip
     """Run the queries of a file, in the order that lets shared texts meet; or print that order."""
