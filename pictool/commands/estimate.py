@@ -99,7 +99,7 @@ def run_estimate(options: EstimateOptions, settings: Settings) -> None:
 
 def memory_of(options: EstimateOptions) -> int | None:
     """The bytes of --memory; None: no limit."""
-    from pictool.commands.console.sizes import parse_size
+    from pictool.commands.settings.types import parse_size
 
     with of_command_line():
         memory = None if options.memory is None else parse_size("--memory", options.memory)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
-from pictool.commands.completion import complete_algo
 from pictool.commands.console.errors import of_command_line
 from pictool.commands.console.outputs import output_path, print_json
 from pictool.commands.console.progress import answers_bar
@@ -69,7 +68,7 @@ class EvalOptions:
     )
     algo: Annotated[
         list[str],
-        option("--algo", "SPEC", f"Policy: {SPECS}", POLICY, autocompletion=complete_algo),
+        option("--algo", "SPEC", f"Policy: {SPECS}", POLICY),
     ] = field(default_factory=list)
     head: HeadOption = None
     query_template: TemplateOption = None

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.completion import complete_key
 from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import print_json
 from pictool.commands.console.pager import paged
 from pictool.commands.console.verbosity import note
+from pictool.commands.settings.completion import complete_key
 from pictool.commands.settings.options import (
     ANALYSIS,
     SALT,

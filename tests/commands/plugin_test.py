@@ -82,7 +82,7 @@ def ran(packages: str, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     bench = ("--shape", "tiny", "--device", "cpu", "--repeats", 1, "--chunk-tokens", 8, "--algo",
              "strided-50", "--json")  # fmt: skip
     commands: dict[str, tuple[Any, ...]] = {
-        "link": (*link, "--algo", "strided", "--ratio", 0.5, "--compare", "--trace", "a.trace"),
+        "link": (*link, "--algo", "strided:share=0.5", "--compare", "--trace", "a.trace"),
         "other link": (*link, "--algo", "naive", "--trace", "b.trace"),
         "inspect": ("inspect", "a.trace", "--json"),
         "diff": ("inspect", "a.trace", "b.trace", "--diff", "--json"),

@@ -29,7 +29,7 @@ def recomputed(*arguments: object) -> float:
 
 
 def test_a_second_prompt_reuses_the_first_one_s_blocks(model: Path, texts: tuple[Path, Path]) -> None:
-    named = ("-m", model, "--algo", "prefix", "-p", "block=4")
+    named = ("-m", model, "--algo", "prefix:block=4")
     first, second = recomputed(*named), recomputed(*named)
     assert first >= 8 and second == first % 4
     stats = pic("store", "ls", "--stats", "--json").json
@@ -41,7 +41,7 @@ def test_a_second_prompt_reuses_the_first_one_s_blocks(model: Path, texts: tuple
 
 
 def test_another_salt_never_hits(model: Path, texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    named = ("-m", model, "--algo", "prefix", "-p", "block=4")
+    named = ("-m", model, "--algo", "prefix:block=4")
     first = recomputed(*named, "--salt", "mine")
     assert recomputed(*named) == recomputed(*named, "--salt", "other") == first
     monkeypatch.setenv("PIC_SALT", "mine")
@@ -131,7 +131,7 @@ def test_a_weak_salt_is_warned_of_but_not_shown(model: Path, texts: tuple[Path, 
 def test_another_tenant_s_object_is_as_good_as_absent(model: Path, texts: tuple[Path, Path]) -> None:
     """One message and one exit code, for keys and their beginnings, of documents and of blocks; nothing is counted."""
     (key,) = (done["key"] for done in pic("compile", "a.txt", "-m", model, "--salt", SALT, "--json").json["objects"])
-    pic("link", "b.txt", "-m", model, "--salt", SALT, "--algo", "prefix", "-p", "block=4", *QUERY)
+    pic("link", "b.txt", "-m", model, "--salt", SALT, "--algo", "prefix:block=4", *QUERY)
     block = next(one["key"] for one in pic("store", "ls", "--chains", "--json").json if one.get("parent") is not None)
     used = {path: path.stat().st_mtime_ns for path in Path(".pic/objects").rglob("*.kvo")}
     hits = pic("store", "ls", "--stats", "--json").json["counts"]["hits"]
@@ -168,9 +168,9 @@ def test_a_salted_trace_is_replayed_with_its_salt_only(salted_trace: Path) -> No
 
 def test_the_screens_model_has_the_salt(salted_trace: Path) -> None:
     trace, settings = read_trace(salted_trace), Settings().override(store="st", device="cpu")
-    assert TuiWorker(lambda *_: None, settings.override(salt=SALT)).analyse(trace, "t", 0).deviation is not None
+    assert TuiWorker(lambda *_: None, settings.override(salt=SALT)).analyse(trace, "t").deviation is not None
     with pytest.raises(TraceError, match="give the salt"):
-        TuiWorker(lambda *_: None, settings).analyse(trace, "t", 0)
+        TuiWorker(lambda *_: None, settings).analyse(trace, "t")
 
 
 def test_evaluations_compile_with_the_salt(model: Path, texts: tuple[Path, Path]) -> None:

@@ -41,8 +41,6 @@ def test_the_policy_is_written_to_pic_yaml_and_pic_link_takes_it(
     asked = ("link", "a.txt", "b.txt", "-q", "Who?", "-m", model, "--store", "st", "--max-new-tokens", 1, "--json")
     assert pic(*asked).json["algo"] == "naive"
     assert pic(*asked, "--algo", "legolink").json["algo"] == "legolink"
-    wrong = pic(*asked, "-k", 3)
-    assert wrong.code == 2 and "the policy is that of pic.yaml" in wrong.err
 
 
 def test_json_has_everything_and_a_dry_run_writes_nothing(run: Run) -> None:

@@ -61,8 +61,8 @@ class FakeJob:
         write_trace(Path(form.trace), answer)
         return Path(form.trace)
 
-    def analyse(self, trace: Trace, name: str, layer: int | None, listener: Listener) -> TraceAnalysis:
-        self.requests.append((name, layer))
+    def analyse(self, trace: Trace, name: str, listener: Listener) -> TraceAnalysis:
+        self.requests.append(name)
         listener("note", "loading the model")
         self._wait()
         analysis = self._answer()
@@ -108,13 +108,13 @@ def load(trace: Trace, name: str = "hand.trace") -> LoadedTrace:
 
 
 class DrivenApp(PicApp):
-    """The app, which remembers what it has told: a notice is gone after some seconds."""
+    """The app, which remembers its notes: a notice is gone after some seconds."""
 
-    told: list[str]
+    notes: list[str]
 
-    def tell(self, text: str) -> None:
-        self.told = [*getattr(self, "told", []), text]
-        super().tell(text)
+    def show_note(self, text: str) -> None:
+        self.notes = [*getattr(self, "notes", []), text]
+        super().show_note(text)
 
 
 def make_app(
@@ -147,9 +147,9 @@ async def press(pilot: Pilot[None], *keys: str) -> None:
     await settle(pilot)
 
 
-def told(pilot: Pilot[None]) -> str:
-    """All that the app has told, line by line."""
-    return "\n".join(getattr(pilot.app, "told", []))
+def notes(pilot: Pilot[None]) -> str:
+    """All notes of the app, line by line."""
+    return "\n".join(getattr(pilot.app, "notes", []))
 
 
 def screen_lines(app: App[Any]) -> list[Strip]:

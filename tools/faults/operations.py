@@ -73,9 +73,9 @@ OPERATIONS = [
     Operation("compile-remote", "compile c.txt --remote far"),
     Operation("compile-model", "compile c.txt -m model", is_slow=True),
     Operation("link-naive", "link a.txt b.txt --algo naive"),
-    Operation("link-missing", "link a.txt c.txt --algo legolink -k 2"),
-    Operation("link-blend", "link a.txt b.txt --algo cacheblend --ratio 0.3"),
-    Operation("link-fixup", "link a.txt c.txt --algo fixup --fallback legolink"),
+    Operation("link-missing", "link a.txt c.txt --algo legolink-2"),
+    Operation("link-blend", "link a.txt b.txt --algo cacheblend-30"),
+    Operation("link-fixup", "link a.txt c.txt --algo fixup:fallback=legolink"),
     Operation("link-keys", "link {a} {b} --algo naive"),
     Operation("link-files", "link a.kvo b.txt --algo naive"),
     Operation("link-remote", "link a.txt c.txt --algo naive --remote far --store new"),
@@ -95,7 +95,7 @@ OPERATIONS = [
     Operation("diff-plot", "inspect naive.trace lego.trace --diff --plot out/d.svg", is_slow=True),
     Operation("eval", "eval q.jsonl --algo naive -o out/r.jsonl", measures=True, is_slow=True),
     Operation("query", "query q.yaml", measures=True),
-    Operation("query-bulk", "query --bulk bulk.jsonl -o out/answers.jsonl", measures=True, resumes=True),
+    Operation("query-bulk", "query bulk.jsonl -o out/answers.jsonl", measures=True, resumes=True),
     Operation("plan", "plan a.txt b.txt", measures=True, is_slow=True),
     Operation("bench-sync", "bench sync --shape tiny --algo naive -o out/sync.json", measures=True, is_slow=True),
     Operation("ls", "store ls --chains --store chained", reports=True),
@@ -107,9 +107,9 @@ OPERATIONS = [
     Operation("expire", "store gc {a}", removes=True),
     Operation("pin", "store pin {a} {b}"),
     Operation("unpin", "store pin --undo {b}"),
-    Operation("export", "store export out/all.kva --force"),
-    Operation("import", "store import all.kva --store new"),
-    Operation("import-damaged", "store import all.kva --store damaged"),
+    Operation("export", "store push all -o out/all.kva --force"),
+    Operation("import", "store pull all.kva --store new"),
+    Operation("import-damaged", "store pull all.kva --store damaged"),
     Operation("push", "store push all --remote new"),
     Operation("push-again", "store push all --remote far"),
     Operation("pull", "store pull {a} {b} {c} --remote far --store new"),
@@ -141,9 +141,9 @@ def make_world(directory: Path, model: Path, output: Path) -> dict[str, str]:
     pic("converse chained model")
     pic("compile a.txt -o a.kvo")
     for name in ("naive", "lego"):
-        pic(f"link a.txt b.txt --trace {name}.trace --algo " + {"naive": "naive", "lego": "legolink -k 2"}[name])
+        pic(f"link a.txt b.txt --trace {name}.trace --algo " + {"naive": "naive", "lego": "legolink-2"}[name])
     pic(f"store pin {keys['b']}")
-    pic("store export all.kva --store far")
+    pic("store push all -o all.kva --store far")
     pic("store ls")
     pic("plan a.txt b.txt")
     shutil.copytree(directory / "far", directory / "damaged")

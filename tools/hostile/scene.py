@@ -32,7 +32,7 @@ TEXTS = {
 QUERY = "Who knows why?"
 CODECS = ("none", "zstd", "int8", "int4", "fp8")
 HYBRID = "hybrid"  # objects with states, under codec "none"
-POLICIES = {"naive": ("--algo", "naive"), "lego": ("-k", 3), "blend": ("--algo", "cacheblend", "--ratio", 0.3)}
+POLICIES = {"naive": ("--algo", "naive"), "lego": ("--algo", "legolink-3"), "blend": ("--algo", "cacheblend-30")}
 ATOL = 1e-4  # of a logit
 
 
@@ -155,9 +155,7 @@ class Scene:
             "-q",
             QUERY,
             "--algo",
-            "prefix",
-            "-p",
-            "block=4",
+            "prefix:block=4",
             "-m",
             model or self.model,
             "--store",
@@ -176,7 +174,7 @@ class Scene:
         return Path("t.trace").read_bytes()
 
     def _archive(self) -> bytes:
-        _require(pic("store", "export", "x.kva", "--store", "st"))
+        _require(pic("store", "push", "all", "-o", "x.kva", "--store", "st"))
         return Path("x.kva").read_bytes()
 
 

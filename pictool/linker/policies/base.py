@@ -103,8 +103,8 @@ class Needs:
 class Knob:
     """The field that sets what a policy costs: a larger value computes more rows, and is closer to full recompute.
 
-    Policies that differ in it alone are one family: `pic tune` searches along it, `NAME-NUMBER`, `-k` or `--ratio` set
-    it, and labels show it.
+    Policies that differ in it alone are one family: `pic tune` searches along it, `NAME-NUMBER` sets it, and labels
+    show it.
 
     Fields:
         field: its name. is_share: a share of rows, in per cent where it stands in a label; else a whole number.
@@ -112,11 +112,6 @@ class Knob:
 
     field: str
     is_share: bool = False
-
-    @property
-    def option(self) -> str:
-        """The option of the command line that sets it, without its dashes."""
-        return "ratio" if self.is_share else "k"
 
     def text(self, value: float) -> str:
         """The number in NAME-NUMBER."""

@@ -99,5 +99,5 @@ def without_table(text: str, start: int) -> InputError:
     which = f'of "{begin}…"' if begin else f"at token {start}"
     return InputError(
         f"fixup: the object {which} has no table of fixups; compile it with pic compile --probes 8, or take "
-        "--fallback legolink"
+        "--algo fixup:fallback=legolink"
     )

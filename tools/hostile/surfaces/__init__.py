@@ -15,7 +15,6 @@ from hostile.surfaces.markers import Markers
 from hostile.surfaces.models import Models
 from hostile.surfaces.objects import Objects
 from hostile.surfaces.remotes import Remotes
-from hostile.surfaces.replies import Replies
 from hostile.surfaces.runs import Runs
 from hostile.surfaces.schemas import Schemas
 from hostile.surfaces.scripts import Scripts
@@ -33,7 +32,6 @@ SURFACES: dict[str, type[Surface]] = {
         Databases,
         Scripts,
         Runs,
-        Replies,
         Files,
         Logs,
         Signed,

@@ -1,4 +1,4 @@
-"""Forged archives under `pic store import`: what came into the store must be whole, and nothing else written."""
+"""Forged archives under `pic store pull`: what came into the store must be whole, and nothing else written."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ class Archives(Surface):
             path.unlink()
         what = self._write(draw)
         kept = {path.absolute(): content for path, content in files.items() if path not in removed}
-        importing = ("store", "import", "x.kva", "--store", "st", *(("--json",) if draw.random() < 0.3 else ()))
+        importing = ("store", "pull", "x.kva", "--store", "st", *(("--json",) if draw.random() < 0.3 else ()))
         whole = Step(("store", "verify", "--store", "st"), (), fine, must_answer=True)
         steps = [Step(importing, ("x.kva", "st")), whole]
         if draw.random() < 0.3:

@@ -454,7 +454,7 @@ OF_ATTENTION: tuple[Make, ...] = (  # refused for a hybrid
     command("inspect", "a.kvo", "--attention-sinks", "--json", with_model=True),
     command("plan", "a.kvo", "b.txt", with_model=True),
     command("plan", "KEY", "--json", with_model=True),
-    linked("--algo", "cacheblend", "--ratio", 0.3),
+    linked("--algo", "cacheblend-30"),
 )
 COMMANDS: tuple[Make, ...] = (
     listing,
@@ -469,8 +469,8 @@ COMMANDS: tuple[Make, ...] = (
     command("store", "verify", "--repair"),
     command("store", "verify", "--repair"),
     command("store", "gc", "--max-size", "1G"),
-    command("store", "export", "x.kva", "--force"),
-    command("store", "export", "x.kva", "KEY", "--force"),
+    command("store", "push", "all", "-o", "x.kva", "--force"),
+    command("store", "push", "KEY", "-o", "x.kva", "--force"),
     command("store", "push", "all", "--remote", "far"),
     command("store", "push", "KEY", "--remote", "far"),
     command("store", "pin", "KEY"),
@@ -488,6 +488,6 @@ COMMANDS: tuple[Make, ...] = (
     linked(as_file=True),
     linked("--compare"),
     lambda scene, codec, key, _: healing(scene, codec),
-    linked("--algo", "fixup", "--fallback", "legolink"),
+    linked("--algo", "fixup:fallback=legolink"),
     *OF_ATTENTION,
 )

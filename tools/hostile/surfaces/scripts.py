@@ -261,7 +261,7 @@ class Scripts(Surface):
         data, what = as_records(records, draw) if draw.random() < 0.7 else mutate_bytes(Path(name).read_bytes(), draw)
         write(name, data)
         more = draw.choice((("--json",), ("-o", "o.jsonl"), ("-o", "o.jsonl")))
-        return f"{name}: {what}", ("query", "b.jsonl", "--bulk", "-m", self.scene.model, "--store", "st", *more)
+        return f"{name}: {what}", ("query", "b.jsonl", "-m", self.scene.model, "--store", "st", *more)
 
     def _eval(self) -> tuple[object, ...]:
         return (
