@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 DryRunOption = Annotated[bool, option("--dry-run", None, "Print what would be removed; remove nothing.")]
 RECOMPUTE = option(
-    "--recompute", "SHARE", "Compute this share of the objects again; set aside those that differ.", min=0, max=1
+    "--recompute", "SHARE", "Compute this share of the objects again; remove those that differ.", min=0, max=1
 )
 KeysArgument = Annotated[list[str], argument("KEY", "Keys, or unique beginnings of them.")]
 

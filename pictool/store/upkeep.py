@@ -32,7 +32,6 @@ from pictool.store.signatures import sidecar_of
 from pictool.store.store import Store
 from pictool.store.usage import UsageCounts, read_counts
 
-QUARANTINE = "quarantine"
 _OF_OBJECTS = ("hits WHERE true", "sources WHERE true", "folders WHERE folder = ''")  # what gc forgets with an object
 Check = Callable[[ObjectFile], None]
 
@@ -327,25 +326,6 @@ def take_out(store: Store, key: str, check: Check | None = None) -> bool:
     except OSError as error:
         raise UnwritableStoreError(f"{path}: is {_what_is(path)}, and cannot be removed ({error.strerror})") from error
     return True
-
-
-def set_aside(store: Store, path: Path) -> Path:
-    """Move an object's file, in the store or on its disk, with its signatures to `quarantine/`; returns where it is.
-
-    Raises:
-        StoreError: it cannot be moved.
-    """
-    aside = store.root / QUARANTINE / path.name
-    try:
-        with eviction.locked_store(store.root) as fd:
-            eviction.forget_total(fd)
-            make_directory(aside.parent, store.root)
-            path.rename(aside)
-            with suppress(FileNotFoundError):
-                sidecar_of(path).rename(sidecar_of(aside))
-    except OSError as error:
-        raise UnwritableStoreError(f"{path}: cannot be set aside ({error.strerror}); remove it") from error
-    return aside
 
 
 def _what_is(path: Path) -> str:

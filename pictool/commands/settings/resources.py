@@ -80,8 +80,7 @@ def note_logs() -> None:
 
 def open_remote(settings: Settings) -> Remote | None:
     """The remote that the settings name; it connects at the first request."""
-    from pictool.store.remote.pace import MIN_RATE
-    from pictool.store.remote.remote import Remote
+    from pictool.store.remote.remote import MIN_RATE, Remote
 
     return Remote(settings.remote, min_rate=settings.remote_rate or MIN_RATE) if settings.remote else None
 
