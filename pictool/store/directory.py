@@ -1,6 +1,6 @@
 """What makes a directory a store: a file that pic wrote into it. In any other directory with files nothing is changed.
 
-    .pic/pictool-store      the mark: its first line is "pictool store 1"
+    .pic/pictool-store      the mark: its first line is "pictool store 1", or 2 once it has had leases in its database
 
 A directory that is missing or empty becomes a store when something is first written to it. So does one that an earlier
 version wrote, which knew no mark: its `objects/` has nothing but objects. What holds somebody else's files is refused,
@@ -27,7 +27,7 @@ from pictool.store.files import atomic_write, make_directory, require_no_links
 
 MARK = "pictool-store"
 _FORMAT = b"pictool store "
-_TEXT = _FORMAT + b"1\nKV objects of pictool (pic), each named by its key. See docs/reference/store.md.\n"
+_TEXT = _FORMAT + b"%d\nKV objects of pictool (pic), each named by its key. See docs/reference/store.md.\n"
 _MAX_BYTES = 4096
 _SHOWN = 3  # names of other files in a message
 _DIGITS = re.compile(rb"[0-9]{20}")  # in the lock: the bytes of all objects
@@ -67,13 +67,23 @@ def ensure_store(root: Path, outer: Path | None = None, on_adopt: Callable[[str]
             is_earlier = _is_of_earlier_version(root)
             make_directory(root, outer)
             with atomic_write(root / MARK, root / "tmp") as file:
-                file.write(_TEXT)
+                file.write(_TEXT % 1)
             if is_earlier and outer == root:
                 on_adopt(f"{root}: a store of an earlier version; {MARK} in it now says that it is one")
         if (root / "objects").is_symlink() and (foreign := _foreign(root, "objects")):
             raise _refusal(root, foreign)
     except OSError as error:
         raise UnwritableStoreError(f"{root}: cannot be made ({error.strerror}); nothing was changed") from error
+
+
+def mark_leased(root: Path) -> None:
+    """Let versions up to 0.3 refuse to write this store: they would remove the objects of leases that they do not see.
+
+    Raises UnwritableStoreError.
+    """
+    if _version(root) != b"2":
+        with atomic_write(root / MARK, root / "tmp") as file:
+            file.write(_TEXT % 2)
 
 
 def make_within(root: Path, *names: str) -> Path:
@@ -117,22 +127,24 @@ def is_marked(root: Path) -> bool:
         StoreError: one of a later version.
         OSError: that cannot be told.
     """
+    version = _version(root)
+    if version not in (b"", b"1", b"2"):
+        theirs = version.decode()[:20]
+        raise StoreError(f"{root}: a store of version {theirs}, but this pic writes version 2; use a later one")
+    return version != b""
+
+
+def _version(root: Path) -> bytes:
+    """The digits of a store's mark; b"": there is none."""
     try:
         with open(open_regular(root / MARK, os.O_NOFOLLOW), "rb") as file:
             text = file.read(_MAX_BYTES)
-    except NotRegularError:
-        return False
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            return False
-        raise
+        if not isinstance(error, NotRegularError) and error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return b""
     version, _, _ = text.removeprefix(_FORMAT).partition(b"\n")
-    if not text.startswith(_FORMAT) or not version.isdigit():
-        return False
-    if version != b"1":
-        theirs = version.decode()[:20]
-        raise StoreError(f"{root}: a store of version {theirs}, but this pic writes version 1; use a later one")
-    return True
+    return version if text.startswith(_FORMAT) and version.isdigit() else b""
 
 
 def _is_of_earlier_version(root: Path) -> bool:

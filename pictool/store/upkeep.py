@@ -65,7 +65,7 @@ def gc(store: Store, max_bytes: int | None = None) -> GcResult:
 
 def _forget(store: Store) -> None:
     """Drop what the database has of objects that are gone, and what was read of files and not used for long."""
-    with suppress(StoreError):
+    try:
         with reading(store.root) as db:
             known = {key for rows in _OF_OBJECTS for (key,) in db.execute(f"SELECT key FROM {rows}")}
         gone = [(key,) for key in known.difference(store.keys())]
@@ -74,6 +74,8 @@ def _forget(store: Store) -> None:
                 for rows in _OF_OBJECTS:
                     db.executemany(f"DELETE FROM {rows} AND key = ?", gone)
                 forget_readings(db)
+    except StoreError as error:
+        store.on_warning(str(error))
 
 
 def would_collect(store: Store, max_bytes: int | None = None) -> tuple[list[Path], list[Entry]]:
