@@ -23,7 +23,7 @@ from pictool.store.database import DATABASE, reading, writing
 from pictool.store.directory import ensure_store, is_store, require_store
 from pictool.store.entries import Entry, entries, inner_directories, temp_candidates
 from pictool.store.eviction import Tally
-from pictool.store.files import make_directory, remove_stale_temp, require_no_links
+from pictool.store.files import remove_stale_temp, require_no_links
 from pictool.store.leases import leased_keys
 from pictool.store.objects.format import ObjectFile
 from pictool.store.readings import forget_readings
@@ -162,14 +162,11 @@ def would_expire_older(store: Store, seconds: float) -> list[Entry]:
 
 def pin(store: Store, key: str) -> None:
     """Keep an object that is there from being evicted or expired."""
-    entry = _entry(store, key)
-    store.ensure_store()
-    eviction.pin(store.root, entry.key)
+    eviction.pin(store.root, _entry(store, key).key)
 
 
 def unpin(store: Store, key: str) -> None:
     """Let an object be evicted and expired again."""
-    store.ensure_store()
     eviction.unpin(store.root, key)
 
 
@@ -237,7 +234,7 @@ def _tally_by(sizes: Iterable[tuple[str, int]]) -> dict[str, Tally]:
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """What was read. `problems` are by key; the objects in `repaired` are gone, or have the name that is theirs.
+    """What was read. `problems` are by key; the objects in `repaired` are gone.
 
     `unsigned` are whole, but absent for links: the store requires a signature, and has none of a trusted key.
     """
@@ -254,9 +251,9 @@ def verify(
 ) -> VerifyResult:
     """Read and check every object.
 
-    `repair` removes damaged objects, so that they are compiled again when they are next needed. An object under the
-    name of another gets its own. One that cannot be read for another reason (permission, an unknown version of the
-    format) stays, and remains a problem; so does one that cannot be removed, as a directory that is not empty.
+    `repair` removes damaged objects, so that they are compiled again when they are next needed, and those under the
+    name of another. One that cannot be read for another reason (permission, an unknown version of the format) stays,
+    and remains a problem; so does one that cannot be removed, as a directory that is not empty.
 
     Args:
         check: raises ObjectError for what only somebody else can tell, as whether a text is that of its tokens.
@@ -316,11 +313,7 @@ def take_out(store: Store, key: str, check: Check | None = None) -> bool:
             if not isinstance(problem, ObjectError) or isinstance(problem, UnreadableObjectError | ForeignObjectError):
                 return False
             eviction.forget_total(fd)
-            own_key = _key_if_intact(store, key)
-            if own_key is not None and not os.path.lexists(store.path(own_key)):
-                make_directory(store.path(own_key).parent, store.root)
-                path.rename(store.path(own_key))
-            elif path.is_dir() and not path.is_symlink():
+            if path.is_dir() and not path.is_symlink():
                 path.rmdir()  # only if there is nothing in it
             else:
                 path.unlink()
@@ -344,13 +337,3 @@ def find_problem(store: Store, key: str, check: Check | None = None) -> PicError
     except PicError as error:
         return error
     return None
-
-
-def _key_if_intact(store: Store, key: str) -> str | None:
-    """The own key of the object in this file; None if it is damaged."""
-    try:
-        with ObjectFile(store.path(key)) as file:
-            file.verify()
-            return file.meta.key
-    except ObjectError:
-        return None

@@ -155,7 +155,7 @@ def test_the_message_names_the_files_and_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as raised:
         Store(tmp_path).put(make_chunk(1))
     assert str(raised.value) == (
-        f"{tmp_path}: is no store, and has other files (a, check.json, hits.sqlite3 and 6 more), so nothing was "
+        f"{tmp_path}: is no store, and has other files (a, check.json, hits.sqlite3 and 7 more), so nothing was "
         "changed; name a directory that is empty, or not there yet"
     )
 
