@@ -348,8 +348,8 @@ def collect(store: Store, max_bytes: int | None, dry_run: bool, as_json: bool) -
     from pictool.store.upkeep import gc, would_collect
 
     if dry_run:
-        litter, evicted = would_collect(store, max_bytes)
-        print_plan(evicted, [str(path) for path in litter], as_json)
+        stale, evicted = would_collect(store, max_bytes)
+        print_plan(evicted, [str(path) for path in stale], as_json)
         return
     done = gc(store, max_bytes)
     if as_json:
@@ -357,7 +357,7 @@ def collect(store: Store, max_bytes: int | None, dry_run: bool, as_json: bool) -
     else:
         note(
             f"{count(done.evicted.count, 'object')} evicted ({show_size(done.evicted.num_bytes)}), "
-            f"{count(done.litter.count, 'stale temp file')} removed; {show_size(done.num_bytes)} left"
+            f"{count(done.stale.count, 'stale temp file')} removed; {show_size(done.num_bytes)} left"
         )
 
 

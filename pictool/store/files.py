@@ -39,7 +39,7 @@ def atomic_write(
     """Write a file that becomes visible only when complete: temp file, fsync, rename, fsync of the directory.
 
     A symbolic link stays one: the file it names is replaced. A device or pipe (/dev/null) is written directly.
-    The temp file is locked while its writer lives: an unlocked one is litter (`remove_stale_temp`). Without `durable`
+    The temp file is locked while its writer lives: an unlocked one is stale (`remove_stale_temp`). Without `durable`
     nothing waits for the disk, and a power failure may leave a file that is damaged.
 
     `temp_dir` is that of a store: the file is then in the store, where links are not followed, and has its permissions.

@@ -249,7 +249,7 @@ class Leases:
             return int(count)
 
     def _has(self, name: str, tenant: str) -> bool:
-        """Whether there is such a lease, damaged or not; told without the store being written."""
+        """Whether there is such a lease, damaged or not, without a write to the store."""
         with reading(self._root) as db:
             return self._row(db, name, tenant) is not None
 

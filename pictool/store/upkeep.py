@@ -40,7 +40,7 @@ Check = Callable[[ObjectFile], None]
 class GcResult:
     """What a gc removed: temp files of killed writers, and evicted objects; `num_bytes` are those of the others."""
 
-    litter: Tally
+    stale: Tally
     evicted: Tally
     num_bytes: int
 
@@ -54,13 +54,13 @@ def gc(store: Store, max_bytes: int | None = None) -> GcResult:
     max_bytes = store.max_bytes if max_bytes is None else max_bytes
     store.ensure_store()
     try:
-        litter = [size for root in _roots(store) for size in _collect(root, store.root)]
+        stale = [size for root in _roots(store) for size in _collect(root, store.root)]
         num_bytes, evicted = eviction.shrink(store.root, max_bytes)
     except OSError as error:
         raise _cannot_change(store, error) from error
     store.counters.add(UsageCounts(evictions=evicted.count, evicted_bytes=evicted.num_bytes))
     _forget(store)
-    return GcResult(Tally(len(litter), sum(litter)), evicted, num_bytes)
+    return GcResult(Tally(len(stale), sum(stale)), evicted, num_bytes)
 
 
 def _forget(store: Store) -> None:
@@ -85,11 +85,11 @@ def would_collect(store: Store, max_bytes: int | None = None) -> tuple[list[Path
         StoreError: the directory is no store.
     """
     require_store(store.root)
-    litter = list[Path]()
+    stale = list[Path]()
     for root in _roots(store):
-        litter += [path for path in _temps(root) if remove_stale_temp(path, dry_run=True) is not None]
-        litter += abandoned_scratch(root)
-    return litter, eviction.would_shrink(store.root, store.max_bytes if max_bytes is None else max_bytes)
+        stale += [path for path in _temps(root) if remove_stale_temp(path, dry_run=True) is not None]
+        stale += abandoned_scratch(root)
+    return stale, eviction.would_shrink(store.root, store.max_bytes if max_bytes is None else max_bytes)
 
 
 def _roots(store: Store) -> list[Path]:

@@ -119,7 +119,7 @@ def collect(root: Path) -> list[str]:
                 gc(Store(root / name))
             except PicError as error:
                 problems.append(f"gc of {name}: {error}")
-    if (root / "old").is_dir() and (leased_keys(root / "old"), read_counts(root / "old")) != ({A}, COUNTS):
+    if (root / "old").is_dir() and (leased_keys(root / "old"), read_counts(root / "old")) != (frozenset({A}), COUNTS):
         problems.append("old: what version 0.3 kept is lost")
     return problems
 
