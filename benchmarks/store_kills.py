@@ -128,7 +128,7 @@ def check(store: Store, written: list[str]) -> Result:
     if store.max_bytes is not None:
         written = newest(written, sizes, store.max_bytes // 2)
     lost = [key for key in written if key not in stored]
-    removed = gc(Store(store.root)).stale.count
+    removed = gc(Store(store.root)).litter.count
     is_over = store.max_bytes is not None and sum(sizes.values()) > store.max_bytes
     return Result(
         objects_read=verified.objects, damaged=len(verified.problems), lost=len(lost), litter_after_gc=litter(store),

@@ -357,7 +357,7 @@ def collect(store: Store, max_bytes: int | None, dry_run: bool, as_json: bool) -
     else:
         note(
             f"{count(done.evicted.count, 'object')} evicted ({show_size(done.evicted.num_bytes)}), "
-            f"{count(done.stale.count, 'stale temp file')} removed; {show_size(done.num_bytes)} left"
+            f"{count(done.litter.count, 'stale temp file')} removed; {show_size(done.num_bytes)} left"
         )
 
 

@@ -40,7 +40,7 @@ Check = Callable[[ObjectFile], None]
 class GcResult:
     """What a gc removed: temp files of killed writers, and evicted objects; `num_bytes` are those of the others."""
 
-    stale: Tally
+    litter: Tally  # as `pic store gc --json` names it
     evicted: Tally
     num_bytes: int
 

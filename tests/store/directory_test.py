@@ -246,7 +246,7 @@ def test_gc_leaves_what_is_not_ours_in_a_store(store: Store) -> None:
         path.write_text("mine")
     for name in (".pic-scratch-notes", ".pic-scratch-0123ABCD"):
         (store.root / name).mkdir()
-    assert upkeep.gc(store).stale.count == 0
+    assert upkeep.gc(store).litter.count == 0
     with scratch_directory(store.root):
         pass
     assert (foreign / "tmp" / TEMP).exists() and (store.root / "tmp" / "notes.tmp").exists()
@@ -257,10 +257,10 @@ def test_gc_removes_a_store_that_a_killed_process_left_in_its_scratch_directory(
     store.put(make_chunk(1))
     left = store.root / ".pic-scratch-01234567"
     Store(left / "objects").put(make_chunk(2))
-    assert upkeep.gc(store).stale.count == 1 and not left.exists()
+    assert upkeep.gc(store).litter.count == 1 and not left.exists()
     with scratch_directory(store.root) as used:
         key = Store(used / "objects").put(make_chunk(3)).stem
-        assert upkeep.gc(store, 0).stale.count == 0
+        assert upkeep.gc(store, 0).litter.count == 0
         assert list(Store(used / "objects").keys()) == [key], "of a process that runs"
 
 

@@ -270,11 +270,11 @@ def test_a_process_killed_while_it_fetches_leaves_no_half_object(far: Store, ser
     process = start(near.root, server, path.stem, OPEN + "file.layer(1)")
     assert process.stdout and process.stdout.readline() == "open\n"
     (temp,) = temp_candidates(near.root)
-    assert gc(near).stale.count == 0  # its writer lives
+    assert gc(near).litter.count == 0  # its writer lives
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert near.keys() == [] and temp.exists()
-    assert gc(near).stale.count == 1 and not temp_candidates(near.root)
+    assert gc(near).litter.count == 1 and not temp_candidates(near.root)
 
 
 @pytest.mark.parametrize("after", [0.0, 0.005, 0.01, 0.02, 0.04])

@@ -269,7 +269,7 @@ def test_litter_that_is_no_file_is_removed(store: Store, tmp_path: Path, alarm: 
     (tmp_path / "precious").write_text("x")
     os.mkfifo(store.root / "tmp" / ".pipe.0123456789abcdef.tmp")
     (store.root / "tmp" / ".link.0123456789abcdef.tmp").symlink_to(tmp_path / "precious")
-    assert gc(store).stale.count == 2
+    assert gc(store).litter.count == 2
     assert os.listdir(store.root / "tmp") == [] and (tmp_path / "precious").exists()
 
 

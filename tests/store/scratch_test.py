@@ -35,7 +35,7 @@ def test_the_next_one_removes_what_a_killed_process_left(tmp_path: Path) -> None
 
 def test_gc_removes_what_a_killed_process_left(tmp_path: Path) -> None:
     kill_within(tmp_path)
-    assert gc(Store(tmp_path)).stale.num_bytes == 5
+    assert gc(Store(tmp_path)).litter.num_bytes == 5
     assert not list(tmp_path.glob(".pic-*"))
 
 

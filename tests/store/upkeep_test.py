@@ -35,7 +35,7 @@ def test_gc_removes_temp_files_of_the_dead_only(store: Store) -> None:
     with atomic_write(store.root / "out", store.root / "tmp") as file:
         done = upkeep.gc(store)
         file.write(b"x")
-    assert (done.stale.count, done.stale.num_bytes) == (1, 14)
+    assert (done.litter.count, done.litter.num_bytes) == (1, 14)
     assert not list((store.root / "tmp").iterdir()) and (store.root / "out").read_bytes() == b"x"
 
 
@@ -55,7 +55,7 @@ def test_gc_removes_what_a_killed_maker_of_an_inner_store_left(
     if through_link:
         root = tmp_path / "link"
         root.symlink_to(store.root)
-    assert upkeep.would_collect(Store(root))[0] and upkeep.gc(Store(root)).stale.count == 2
+    assert upkeep.would_collect(Store(root))[0] and upkeep.gc(Store(root)).litter.count == 2
     assert len(list(elsewhere.glob("tmp/*"))) == 2 == len(list(store.root.glob("**/tmp/notes.txt")))
     assert not list(store.root.glob("prefixes/tmp/.*")) and not list(store.root.glob("eval/*/tmp/.*"))
 
@@ -86,7 +86,7 @@ def test_gc_looks_into_the_stores_within(store: Store) -> None:
     inner = store.within("eval", "0123abcd")
     inner.put(make_chunk(1))
     (inner.root / "tmp" / ".dead.0123456789abcdef.tmp").write_bytes(b"half an object")
-    assert upkeep.gc(store, 0).stale.num_bytes == 14
+    assert upkeep.gc(store, 0).litter.num_bytes == 14
     assert not list((inner.root / "tmp").iterdir()) and len(inner.keys()) == 1
 
 
