@@ -22,6 +22,7 @@ from pathlib import Path
 from pictool.errors import StoreError, UnwritableStoreError
 from pictool.reading import NotRegularError, open_regular, read_file
 from pictool.store.files import atomic_write, is_temp, make_directory, require_no_links
+from pictool.store.scratch import SCRATCH
 
 MARK = "pictool-store"
 _FORMAT = b"pictool store "
@@ -31,6 +32,7 @@ _SHOWN = 3  # names of other files in a message
 _DIGITS = re.compile(rb"[0-9]{20}")  # in the lock: the bytes of all objects
 _SHARD, _OBJECT = re.compile("[0-9a-f]{2}"), re.compile(r"[0-9a-f]{64}\.kvo(?:\.sig)?")
 _VOLUME = "lost+found"  # what a new file system has at its root
+_OURS = {MARK, "objects", "tmp", _VOLUME}
 
 _log = logging.getLogger("pictool.store")
 
@@ -144,7 +146,7 @@ def _is_of_earlier_version(root: Path) -> bool:
     """
     foreign = set(_foreign_objects(root))
     is_used = not foreign and _has_objects(root)
-    foreign |= _names(root) - {MARK, "objects", "tmp", _VOLUME}
+    foreign |= {name for name in _names(root) if name not in _OURS and not SCRATCH.fullmatch(name)}
     foreign |= {f"tmp/{name}" for name in _names(root / "tmp") if not is_temp(Path(name))}
     if is_marked(root):  # meanwhile: a store is marked before anything else is in it
         return False
