@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
-from collections.abc import AsyncGenerator, Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import Field, TypeAdapter
 
-from pictool.serve.answers import AnswerCollector, PartialAnswer, StartedStream, collect, sse
+from pictool.serve.answers import AnswerForm, Part, PartialAnswer, respond
 from pictool.serve.bodies import BodyRoute, validated
 from pictool.serve.errors import ApiError
-from pictool.serve.routes.openai import POLICY, EventStream, chat_work
+from pictool.serve.routes.openai import POLICY, chat_work, count_tokens
 from pictool.serve.schema import (
     MAX_PARTS,
     MAX_TOOLS,
@@ -27,24 +26,15 @@ from pictool.serve.schema import (
     Ids,
     OtherPart,
     PicOptions,
+    PromptModel,
     Stops,
     StrictModel,
     TextPart,
 )
-from pictool.serve.service import Service, unless_gone
-from pictool.serve.work import (
-    AnswerRequest,
-    CallEvent,
-    ChatPrompt,
-    DeltaEvent,
-    Event,
-    FinishEvent,
-    ReasoningEvent,
-    Reuse,
-)
+from pictool.serve.service import Call
+from pictool.serve.work import AnswerRequest, CallEvent, Event, ReasoningEvent, Reuse
 
 MAX_MARKS = 4  # of cache_control in a request
-_REFUSED = ("top_k", "container", "context_management", "diagnostics", "mcp_servers")
 _CHAT = TypeAdapter(ChatRequest)
 
 
@@ -104,8 +94,10 @@ class ThinkingConfig(StrictModel):
     type: str
 
 
-class CountRequest(StrictModel):
+class CountRequest(PromptModel):
     """What makes a prompt."""
+
+    refused = ("top_k", "container", "context_management", "diagnostics", "mcp_servers")
 
     model: str
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
@@ -115,11 +107,6 @@ class CountRequest(StrictModel):
     cache_control: CacheControl | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    top_k: int | None = None
-    container: Any = None
-    context_management: Any = None
-    diagnostics: Any = None
-    mcp_servers: Any = None
     cache_ids: Ids | None = None
 
 
@@ -133,30 +120,18 @@ class MessagesRequest(CountRequest):
     verify: bool | None = None
 
 
-def message_routes(service: Service) -> APIRouter:
-    """The routes, for one service."""
-    router = APIRouter(tags=["anthropic"], route_class=BodyRoute)
+router = APIRouter(tags=["anthropic"], route_class=BodyRoute)
 
-    @router.post("/v1/messages", response_model=None)
-    async def create(request: Request, body: MessagesRequest, x_pic_policy: POLICY = None) -> Response | dict[str, Any]:
-        started = time.perf_counter()
-        work = await chat_work(service, service.tenant(request), _chat_of(body), x_pic_policy)
-        events = service.events(work, started)
-        if body.max_tokens == 0:
-            events = _without_answer(events)
-        form = MessageForm(service.backend.model, work, body.thinking is None or body.thinking.type != "disabled")
-        if not body.stream:
-            return form.whole(await unless_gone(request, collect(events)))
-        return EventStream(form.stream(StartedStream(await unless_gone(request, anext(events)), events)))
 
-    @router.post("/v1/messages/count_tokens")
-    async def count(request: Request, body: CountRequest) -> dict[str, int]:
-        tenant = service.tenant(request)
-        work = await chat_work(service, tenant, _chat_of(body), None)
-        assert isinstance(work.prompt, ChatPrompt)
-        return {"input_tokens": await unless_gone(request, service.backend.count(work.prompt, tenant))}
+@router.post("/v1/messages", response_model=None)
+async def create(call: Call, body: MessagesRequest, x_pic_policy: POLICY = None) -> Response | dict[str, Any]:
+    work = await chat_work(call, _chat_of(body), x_pic_policy)
+    return await respond(call, [work], MessageForm(call.service.backend.model, body, work), body.stream)
 
-    return router
+
+@router.post("/v1/messages/count_tokens")
+async def count(call: Call, body: CountRequest) -> dict[str, int]:
+    return {"input_tokens": await count_tokens(call, await chat_work(call, _chat_of(body), None))}
 
 
 # From a request to one of a chat
@@ -164,9 +139,6 @@ def message_routes(service: Service) -> APIRouter:
 
 def _chat_of(body: CountRequest) -> ChatRequest:
     """The request of a chat that asks for the same. Raises ApiError."""
-    for name in _REFUSED:
-        if getattr(body, name):
-            raise ApiError(400, f"{name}: is not supported here; leave it out", param=name)
     if body.messages[-1].role == "assistant":
         raise ApiError(400, "messages: the last one is the assistant's; no answer is prefilled", param="messages")
     _mark_last(body)
@@ -295,75 +267,60 @@ def _choice(body: CountRequest, tools: list[dict[str, Any]]) -> str | dict[str, 
 # From events to messages
 
 
-async def _without_answer(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    """What is left of one token's answer where none was asked for: the prompt was read, and its texts are kept."""
-    try:
-        async for event in events:
-            if isinstance(event, FinishEvent):
-                yield FinishEvent(event.index, "length", 0)
-            elif not isinstance(event, DeltaEvent | ReasoningEvent | CallEvent):
-                yield event
-    finally:
-        await events.aclose()
+class MessageForm(AnswerForm):
+    """A message of an answer. One of no tokens has none: the prompt was read, and its texts are kept."""
 
-
-class MessageForm:
-    """A message of an answer, whole and as events.
-
-    Args:
-        has_thinking: whether the model's reasoning is shown.
-    """
-
-    def __init__(self, model: str, work: AnswerRequest, has_thinking: bool) -> None:
-        self._id, self._model, self._has_thinking = f"msg_{secrets.token_hex(12)}", model, has_thinking
+    def __init__(self, model: str, body: MessagesRequest, work: AnswerRequest) -> None:
+        super().__init__()
+        self._id, self._model, self._is_empty = f"msg_{secrets.token_hex(12)}", model, body.max_tokens == 0
+        self._has_thinking = body.thinking is None or body.thinking.type != "disabled"
         self._is_long = work.ttl_s is not None and work.ttl_s > 300
+        self._opened: type[Part] | None = None  # the type of the block that is open
+        self._index, self._has_begun = -1, False
 
-    def whole(self, collected: AnswerCollector) -> dict[str, Any]:
-        answer = collected.answers[0]
-        parts = [part for part in answer.merged if self._is_shown(part)]
-        return self._head(collected, answer) | {
-            "content": [_block(part) | _delta(part, whole=True) for part in parts], "pic": collected.report()
-        }  # fmt: skip
+    def whole(self) -> dict[str, Any]:
+        content = [_block(part) for part in self._answer.merged if self._is_shown(part)]
+        return self._head(self._answer) | {"content": content, "pic": self.latest.report()}
 
-    async def stream(self, events: StartedStream) -> AsyncGenerator[bytes, None]:
-        """The events of a message; an error ends it with one."""
-        collected, opened, index, has_begun = AnswerCollector(), None, -1, False
-        try:
-            async for event in events:
-                collected.add(event)
-                if not has_begun:
-                    has_begun = True
-                    head = self._head(collected, PartialAnswer()) | {"content": []}
-                    yield _event("message_start", message=head)
-                if not isinstance(event, DeltaEvent | ReasoningEvent | CallEvent) or not self._is_shown(event):
-                    continue
-                if opened is not type(event) or isinstance(event, CallEvent):
-                    if opened is not None:
-                        yield _event("content_block_stop", index=index)
-                    opened, index = type(event), index + 1
-                    yield _event("content_block_start", index=index, content_block=_block(event))
-                yield _event("content_block_delta", index=index, delta=_delta(event))
-            if opened is not None:
-                yield _event("content_block_stop", index=index)
-            head = self._head(collected, collected.answers[0])
-            delta = {name: head[name] for name in ("stop_reason", "stop_sequence")}
-            yield _event("message_delta", delta=delta, usage=head["usage"], pic=collected.report())
-            yield _event("message_stop")
-        except Exception as error:
-            yield sse(messages_error(ApiError.of(error)), "error")
-        finally:
-            await events.aclose()
+    def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
+        if not self._has_begun:
+            self._has_begun = True
+            yield {"type": "message_start", "message": self._head(PartialAnswer()) | {"content": []}}
+        if self._is_empty or not isinstance(event, Part) or not self._is_shown(event):
+            return
+        if self._opened is not type(event) or isinstance(event, CallEvent):
+            yield from self._close()
+            self._opened, self._index = type(event), self._index + 1
+            yield {"type": "content_block_start", "index": self._index, "content_block": _block(_emptied(event))}
+        yield {"type": "content_block_delta", "index": self._index, "delta": _delta(event)}
 
-    def _is_shown(self, part: DeltaEvent | ReasoningEvent | CallEvent) -> bool:
-        return bool(isinstance(part, CallEvent) or part.text) and (
-            self._has_thinking or not isinstance(part, ReasoningEvent)
-        )
+    def end(self) -> Iterator[dict[str, Any]]:
+        yield from self._close()
+        head = self._head(self._answer)
+        delta = {name: head[name] for name in ("stop_reason", "stop_sequence")}
+        yield {"type": "message_delta", "delta": delta, "usage": head["usage"], "pic": self.latest.report()}
+        yield {"type": "message_stop"}
 
-    def _head(self, collected: AnswerCollector, answer: PartialAnswer) -> dict[str, Any]:
+    def error(self, error: ApiError) -> dict[str, Any]:
+        return messages_error(error)
+
+    def _close(self) -> list[dict[str, Any]]:
+        return [] if self._opened is None else [{"type": "content_block_stop", "index": self._index}]
+
+    @property
+    def _answer(self) -> PartialAnswer:
+        return PartialAnswer(reason="length") if self._is_empty else self.latest.answers[0]
+
+    def _is_shown(self, part: Part) -> bool:
+        if isinstance(part, CallEvent):
+            return True
+        return bool(part.text) and (self._has_thinking or not isinstance(part, ReasoningEvent))
+
+    def _head(self, answer: PartialAnswer) -> dict[str, Any]:
         return {
             "id": self._id, "type": "message", "role": "assistant", "model": self._model,
             "stop_reason": _reason(answer), "stop_sequence": answer.stop,
-            "usage": self._usage(collected.reuse, answer.num_tokens),
+            "usage": self._usage(self.latest.reuse, answer.num_tokens),
         }  # fmt: skip
 
     def _usage(self, reuse: Reuse, num_generated: int) -> dict[str, Any]:
@@ -388,27 +345,25 @@ def _reason(answer: PartialAnswer) -> str | None:
     return None
 
 
-def _block(part: DeltaEvent | ReasoningEvent | CallEvent) -> dict[str, Any]:
-    """A block as it begins."""
+def _block(part: Part) -> dict[str, Any]:
     if isinstance(part, CallEvent):
-        return {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+        return {"type": "tool_use", "id": part.id, "name": part.name, "input": json.loads(part.arguments)}
     if isinstance(part, ReasoningEvent):
-        return {"type": "thinking", "thinking": "", "signature": ""}
-    return {"type": "text", "text": ""}
+        return {"type": "thinking", "thinking": part.text, "signature": ""}
+    return {"type": "text", "text": part.text}
 
 
-def _delta(part: DeltaEvent | ReasoningEvent | CallEvent, whole: bool = False) -> dict[str, Any]:
-    """What is added to a block by an event; or (whole) the fields of the block of all its events."""
-    if isinstance(part, CallEvent) and whole:
-        return {"input": json.loads(part.arguments)}
+def _emptied(part: Part) -> Part:
+    """A part as it begins."""
+    return replace(part, arguments="{}") if isinstance(part, CallEvent) else replace(part, text="")
+
+
+def _delta(part: Part) -> dict[str, Any]:
+    """What a part adds to its block."""
     if isinstance(part, CallEvent):
         return {"type": "input_json_delta", "partial_json": part.arguments}
     name = "thinking" if isinstance(part, ReasoningEvent) else "text"
-    return {name: part.text} if whole else {"type": f"{name}_delta", name: part.text}
-
-
-def _event(name: str, **fields: Any) -> bytes:
-    return sse({"type": name} | fields, name)
+    return {"type": f"{name}_delta", name: part.text}
 
 
 # Errors
@@ -433,13 +388,3 @@ def messages_error(error: ApiError, request_id: str | None = None) -> dict[str, 
     """An error in this form, with the fields of OpenAI's."""
     body = error.body()["error"] | {"type": _TYPES.get(messages_status(error), "api_error")}
     return {"type": "error", "error": body, "request_id": request_id}
-
-
-def messages_model(service: Service) -> dict[str, Any]:
-    """The model in this form."""
-    backend = service.backend
-    created = datetime.fromtimestamp(backend.created, UTC).isoformat().replace("+00:00", "Z")
-    return {
-        "type": "model", "id": backend.model, "display_name": backend.model, "created_at": created,
-        "max_input_tokens": backend.context_length, "max_tokens": backend.context_length, "lifecycle": "active",
-    }  # fmt: skip
