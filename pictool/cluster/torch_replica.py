@@ -8,8 +8,7 @@ from pathlib import Path
 
 from pictool.cluster.loading import load_same_model
 from pictool.cluster.replica import MountedBackend, ReplicaSpec
-from pictool.serve.check import check_linking
-from pictool.serve.start import start_backend
+from pictool.serve.start import check_linking, start_backend
 
 
 @dataclass(frozen=True)
@@ -21,6 +20,6 @@ class TorchSpec(ReplicaSpec):
         backend = start_backend(model, store, self.settings, None)
 
         async def measure() -> float:
-            return (await asyncio.to_thread(check_linking, model, self.settings.policy, tuned=Path(self.root))).kl
+            return await asyncio.to_thread(check_linking, model, self.settings.policy, Path(self.root))
 
         return MountedBackend(backend, store, measure)

@@ -179,16 +179,14 @@ def _previous(call: ApiCall, body: PromptRequest) -> KeptResponse | None:
 
 def _resolved(call: ApiCall, items: list[InputItem]) -> list[InputItem]:
     """Items, with kept ones in the places of those that are named by their ids. Raises ApiError 400: one is not."""
-    if all(item.type != _REFERENCE for item in items):
-        return items
-    kept, resolved = call.service.responses.items(call.tenant.id), list[InputItem]()
+    resolved = list[InputItem]()
     for item in items:
         if item.type == _REFERENCE:
-            if (found := kept.get(item.id or "")) is None:
+            if (kept := call.service.responses.item(call.tenant.id, item.id or "")) is None:
                 raise ApiError(
                     400, f"input: {_REFERENCE} {str(item.id)[:80]!r} is not kept here; send the item", param="input"
                 )
-            item = InputItem.model_validate(found.value)
+            item = InputItem.model_validate(kept)
         resolved.append(item)
     return resolved
 
