@@ -29,14 +29,14 @@ from pictool.serve.work import (
 )
 
 DONE = b"data: [DONE]\n\n"
-Part = DeltaEvent | ReasoningEvent | CallEvent
+AnswerPart = DeltaEvent | ReasoningEvent | CallEvent
 
 
 @dataclass
 class PartialAnswer:
     """An answer as far as it has arrived. `parts` are its texts, reasoning and calls, in their order."""
 
-    parts: list[Part] = field(default_factory=list)
+    parts: list[AnswerPart] = field(default_factory=list)
     tokens: list[TokenInfo] = field(default_factory=list)
     reason: str | None = None
     num_tokens: int = 0
@@ -56,9 +56,9 @@ class PartialAnswer:
         return [part for part in self.parts if isinstance(part, CallEvent)]
 
     @property
-    def merged(self) -> list[Part]:
+    def merged(self) -> list[AnswerPart]:
         """The parts with texts that follow one another as one."""
-        found: list[Part] = []
+        found: list[AnswerPart] = []
         for kind, group in groupby(self.parts, type):
             if kind is CallEvent:
                 found += group

@@ -113,6 +113,7 @@ class DocumentPart(StrictModel):
     source: DocumentSource | None = None
     title: str | None = None
     context: str | None = None
+    citations: dict[str, Any] | None = None
     cache_control: CacheControl | None = None
 
 

@@ -301,11 +301,15 @@ def _with_arguments(more: Mapping[str, Any]) -> dict[str, Any]:
     return {**more, "tool_calls": read}
 
 
-def lease_seconds(messages: Iterable[ChatMessage]) -> float | None:
-    """For how long the objects of marked texts are leased: as the longest marker has it; None: none has a time."""
+def lease_seconds(messages: Iterable[ChatMessage], default: float | None) -> float | None:
+    """For how long the objects of marked texts are leased: as the longest marker has it; None: no marker has a time.
+
+    `default` is the time of markers that have none.
+    """
     parts = [part for message in messages if isinstance(message.content, list) for part in message.content]
     marks = [getattr(part, "cache_control", None) for part in (*messages, *parts)]
-    return max((_TTL_S[mark.ttl] for mark in marks if mark is not None and mark.ttl is not None), default=None)
+    times = [default if mark.ttl is None else _TTL_S[mark.ttl] for mark in marks if mark is not None]
+    return max(filter(None, times), default=None)
 
 
 def _document_text(part: DocumentPart, find_file: FindFile) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import Field, TypeAdapter
+from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from pictool.serve.answers import AnswerForm, Part, PartialAnswer, respond
+from pictool.serve.answers import AnswerForm, AnswerPart, PartialAnswer, respond
 from pictool.serve.bodies import BodyRoute, validated
 from pictool.serve.errors import ApiError
 from pictool.serve.routes.openai import POLICY, chat_work, count_tokens
@@ -25,6 +26,8 @@ from pictool.serve.schema import (
     DocumentPart,
     Ids,
     OtherPart,
+    Part,
+    Parts,
     PicOptions,
     PromptModel,
     Stops,
@@ -34,28 +37,48 @@ from pictool.serve.schema import (
 from pictool.serve.service import Call
 from pictool.serve.work import AnswerRequest, CallEvent, Event, ReasoningEvent, Reuse
 
-MAX_MARKS = 4  # of cache_control in a request
 _CHAT = TypeAdapter(ChatRequest)
+_LEASE_S = 300.0  # of a marker without a time
 
 
-class Block(StrictModel):
-    """A block of content. Which fields it has depends on its type."""
+class ToolUse(StrictModel):
+    """A call that the model made."""
 
-    type: str
-    text: str | None = None
-    source: Any = None
-    title: str | None = None
-    context: str | None = None
-    citations: Any = None
-    thinking: str | None = None
-    id: str | None = None
-    name: str | None = None
-    input: dict[str, Any] | None = None
-    tool_use_id: str | None = None
-    content: str | Blocks | None = None
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any] = Field(default_factory=dict)
     cache_control: CacheControl | None = None
 
 
+class ToolResult(StrictModel):
+    """What a tool returned."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | Parts | None = None
+    cache_control: CacheControl | None = None
+
+
+class Thinking(StrictModel):
+    """What the model wrote before its answer."""
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+def _kind_of(block: object) -> str:
+    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    return kind if kind in ("tool_use", "tool_result", "thinking") else "part"
+
+
+Block = Annotated[
+    Annotated[ToolUse, Tag("tool_use")]
+    | Annotated[ToolResult, Tag("tool_result")]
+    | Annotated[Thinking, Tag("thinking")]
+    | Annotated[Part, Tag("part")],
+    Discriminator(_kind_of),
+]
 Blocks = Annotated[list[Block], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
@@ -125,7 +148,7 @@ router = APIRouter(tags=["anthropic"], route_class=BodyRoute)
 
 @router.post("/v1/messages", response_model=None)
 async def create(call: Call, body: MessagesRequest, x_pic_policy: POLICY = None) -> Response | dict[str, Any]:
-    work = await chat_work(call, _chat_of(body), x_pic_policy)
+    work = await chat_work(call, _chat_of(body), x_pic_policy, _LEASE_S)
     return await respond(call, [work], MessageForm(call.service.backend.model, body, work), body.stream)
 
 
@@ -141,9 +164,10 @@ def _chat_of(body: CountRequest) -> ChatRequest:
     """The request of a chat that asks for the same. Raises ApiError."""
     if body.messages[-1].role == "assistant":
         raise ApiError(400, "messages: the last one is the assistant's; no answer is prefilled", param="messages")
-    _mark_last(body)
-    messages = [] if body.system is None else [_message("system", body.system)]
-    messages += [message for given in body.messages for message in _messages_of(given)]
+    if body.cache_control is not None:
+        _mark(body.messages[-1], body.cache_control)
+    system = [] if body.system is None else [InputMessage(role="system", content=body.system)]
+    messages = [message for given in (*system, *body.messages) for message in _messages_of(given)]
     tools = [_tool(tool) for tool in body.tools or () if tool.type in (None, "custom")]
     chat: dict[str, Any] = {
         "model": body.model, "messages": messages, "tools": tools, "tool_choice": _choice(body, tools),
@@ -160,90 +184,56 @@ def _chat_of(body: CountRequest) -> ChatRequest:
     return validated(_CHAT, chat)
 
 
-def _mark_last(body: CountRequest) -> None:
-    """Check the markers; that of the whole request is one of its last block. Raises ApiError."""
-    last = body.messages[-1]
-    if body.cache_control is not None:
-        if isinstance(last.content, str):
-            last.content = [Block(type="text", text=last.content)]
-        if last.content and last.content[-1].cache_control is None:
-            last.content[-1].cache_control = body.cache_control
-    system = body.system if isinstance(body.system, list) else []
-    contents = [message.content for message in body.messages if isinstance(message.content, list)]
-    blocks = [*system, *(block for content in contents for block in _nested(content)), *(body.tools or ())]
-    marks = [block.cache_control for block in blocks if block.cache_control is not None]
-    if len(marks) > MAX_MARKS:
-        raise ApiError(
-            400, f"cache_control: {len(marks)} blocks have one; {MAX_MARKS} at most", param="cache_control"
-        )  # fmt: skip
-    for mark in marks:
-        mark.ttl = mark.ttl or "5m"
+def _mark(message: InputMessage, mark: CacheControl) -> None:
+    """Give the marker of a whole request to its last block, unless that has one."""
+    if isinstance(message.content, str):
+        message.content = [TextPart(type="text", text=message.content)]
+    last = message.content[-1] if message.content else None
+    if isinstance(last, TextPart | DocumentPart | ToolResult):
+        last.cache_control = last.cache_control or mark
 
 
-def _nested(blocks: list[Block]) -> Iterator[Block]:
+def _parts(blocks: Iterable[Any]) -> list[Any]:
+    """Blocks as the parts of a chat's message; those that are none are refused by their type. Raises ApiError."""
+    parts = list[Any]()
     for block in blocks:
-        yield block
-        yield from _nested(block.content) if isinstance(block.content, list) else ()
-
-
-def _message(role: str, content: str | list[Block], **more: Any) -> ChatMessage:
-    parts = content if isinstance(content, str) else [_part(block) for block in content]
-    return ChatMessage(role=role, content=parts, **more)  # type: ignore[arg-type]
-
-
-def _part(block: Block) -> Any:
-    """A part of a chat's message. Raises ApiError."""
-    if block.type == "text":
-        return TextPart(type="text", text=_required(block, "text"), cache_control=block.cache_control)
-    if block.type == "document":
-        if isinstance(block.citations, dict) and block.citations.get("enabled"):
+        if isinstance(block, DocumentPart) and block.citations is not None and block.citations.get("enabled"):
             raise ApiError(400, "citations: are not supported here; leave them out", param="citations")
-        names = ("source", "title", "context", "cache_control")
-        fields = {"type": "document"} | {name: getattr(block, name) for name in names}
-        return validated(TypeAdapter(DocumentPart), fields, "messages")
-    return OtherPart(type=block.type)  # which is refused by its name
+        parts.append(OtherPart(type=block.type) if isinstance(block, ToolUse | ToolResult | Thinking) else block)
+    return parts
 
 
-def _required(block: Block, name: str) -> Any:
-    value = getattr(block, name)
-    if value is None:
-        raise ApiError(400, f"messages: a block of type {block.type[:80]} needs {name}", param="messages")
-    return value
-
-
-def _messages_of(given: InputMessage) -> Iterator[ChatMessage]:
+def _messages_of(given: InputMessage) -> list[ChatMessage]:
     """The messages of a chat: each result of a tool is one of its own."""
-    if isinstance(given.content, str):
-        yield _message(given.role, given.content)
-    elif given.role == "assistant":
-        yield _assistant(given.content)
-    else:
-        open_blocks = list[Block]()
-        for block in given.content:
-            if block.type != "tool_result":
-                open_blocks.append(block)
-                continue
-            if open_blocks:
-                yield _message(given.role, open_blocks)
-            open_blocks = []
-            name = _required(block, "tool_use_id")
-            yield _message("tool", block.content or "", cache_control=block.cache_control, tool_call_id=name)
-        if open_blocks or not given.content:
-            yield _message(given.role, open_blocks)
+    if isinstance(given.content, str) or not given.content:
+        return [ChatMessage(role=given.role, content=given.content)]
+    if given.role == "assistant":
+        return [_assistant(given.content)]
+    messages = list[ChatMessage]()
+    for is_result, blocks in groupby(given.content, lambda block: isinstance(block, ToolResult)):
+        if is_result:
+            messages += map(_result, blocks)
+        else:
+            messages.append(ChatMessage(role=given.role, content=_parts(blocks)))
+    return messages
 
 
-def _assistant(blocks: list[Block]) -> ChatMessage:
+def _result(result: Any) -> ChatMessage:
+    content = _parts(result.content) if isinstance(result.content, list) else result.content or ""
+    more = {"tool_call_id": result.tool_use_id}
+    return ChatMessage(role="tool", content=content, cache_control=result.cache_control, **more)
+
+
+def _assistant(blocks: list[Any]) -> ChatMessage:
     """A turn of the model's: its texts, and beside them its reasoning and its calls."""
     texts = [block for block in blocks if block.type not in ("tool_use", "thinking", "redacted_thinking")]
-    reasoning = "".join(_required(block, "thinking") for block in blocks if block.type == "thinking")
-    calls = [
-        {"id": _required(block, "id"), "type": "function",
-         "function": {"name": _required(block, "name"), "arguments": block.input or {}}}
-        for block in blocks if block.type == "tool_use"
-    ]  # fmt: skip
-    mark = next((block.cache_control for block in blocks if block.type == "tool_use" and block.cache_control), None)
+    reasoning = "".join(block.thinking for block in blocks if isinstance(block, Thinking))
+    uses = [block for block in blocks if isinstance(block, ToolUse)]
+    calls = [{"id": use.id, "type": "function", "function": {"name": use.name, "arguments": use.input}} for use in uses]
+    mark = next((use.cache_control for use in uses if use.cache_control), None)
     more: dict[str, Any] = {"reasoning_content": reasoning, "thinking": reasoning} if reasoning else {}
-    return _message("assistant", texts, cache_control=mark, **more, **({"tool_calls": calls} if calls else {}))
+    more |= {"tool_calls": calls} if calls else {}
+    return ChatMessage(role="assistant", content=_parts(texts), cache_control=mark, **more)
 
 
 def _tool(tool: ToolDefinition) -> dict[str, Any]:
@@ -275,7 +265,7 @@ class MessageForm(AnswerForm):
         self._id, self._model, self._is_empty = f"msg_{secrets.token_hex(12)}", model, body.max_tokens == 0
         self._has_thinking = body.thinking is None or body.thinking.type != "disabled"
         self._is_long = work.ttl_s is not None and work.ttl_s > 300
-        self._opened: type[Part] | None = None  # the type of the block that is open
+        self._opened: type[AnswerPart] | None = None  # the type of the block that is open
         self._index, self._has_begun = -1, False
 
     def whole(self) -> dict[str, Any]:
@@ -286,7 +276,7 @@ class MessageForm(AnswerForm):
         if not self._has_begun:
             self._has_begun = True
             yield {"type": "message_start", "message": self._head(PartialAnswer()) | {"content": []}}
-        if self._is_empty or not isinstance(event, Part) or not self._is_shown(event):
+        if self._is_empty or not isinstance(event, AnswerPart) or not self._is_shown(event):
             return
         if self._opened is not type(event) or isinstance(event, CallEvent):
             yield from self._close()
@@ -311,7 +301,7 @@ class MessageForm(AnswerForm):
     def _answer(self) -> PartialAnswer:
         return PartialAnswer(reason="length") if self._is_empty else self.latest.answers[0]
 
-    def _is_shown(self, part: Part) -> bool:
+    def _is_shown(self, part: AnswerPart) -> bool:
         if isinstance(part, CallEvent):
             return True
         return bool(part.text) and (self._has_thinking or not isinstance(part, ReasoningEvent))
@@ -345,7 +335,7 @@ def _reason(answer: PartialAnswer) -> str | None:
     return None
 
 
-def _block(part: Part) -> dict[str, Any]:
+def _block(part: AnswerPart) -> dict[str, Any]:
     if isinstance(part, CallEvent):
         return {"type": "tool_use", "id": part.id, "name": part.name, "input": json.loads(part.arguments)}
     if isinstance(part, ReasoningEvent):
@@ -353,12 +343,12 @@ def _block(part: Part) -> dict[str, Any]:
     return {"type": "text", "text": part.text}
 
 
-def _emptied(part: Part) -> Part:
+def _emptied(part: AnswerPart) -> AnswerPart:
     """A part as it begins."""
     return replace(part, arguments="{}") if isinstance(part, CallEvent) else replace(part, text="")
 
 
-def _delta(part: Part) -> dict[str, Any]:
+def _delta(part: AnswerPart) -> dict[str, Any]:
     """What a part adds to its block."""
     if isinstance(part, CallEvent):
         return {"type": "input_json_delta", "partial_json": part.arguments}

@@ -57,8 +57,10 @@ async def complete(call: Call, body: CompletionRequest, x_pic_policy: POLICY = N
     return await respond(call, works, CompletionForm(call.service.backend.model, body, len(works)), body.stream)
 
 
-async def chat_work(call: ApiCall, body: ChatRequest, policy: str | None) -> AnswerRequest:
-    """What a chat completion asks for. Raises ApiError."""
+async def chat_work(
+    call: ApiCall, body: ChatRequest, policy: str | None, lease_s: float | None = None
+) -> AnswerRequest:
+    """What a chat completion asks for. `lease_s` is the time of markers that have none. Raises ApiError."""
     service = call.service
     service.require_model(body.model)
     require_supported(body, service.backend)
@@ -70,7 +72,7 @@ async def chat_work(call: ApiCall, body: ChatRequest, policy: str | None) -> Ans
     prompt, retrieved = await service.documents(call.tenant, body.documents or [], prompt, linking, most)
     return AnswerRequest(
         call.tenant, prompt, sampling_of(body), most, body.n or 1, (body.top_logprobs or 0) if body.logprobs else None,
-        linking, answer_format, lease_seconds(body.messages), retrieved,
+        linking, answer_format, lease_seconds(body.messages, lease_s), retrieved,
     )  # fmt: skip
 
 
