@@ -39,7 +39,7 @@ _log = logging.getLogger("pictool.serve")
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 501, 503, 529)
 }  # fmt: skip
-OPEN = ("/health", "/ping", "/version", "/docs", "/redoc", "/openapi.json")  # routes without a key
+OPEN = ("/health", "/version", "/docs", "/redoc", "/openapi.json")  # routes without a key
 BODY_S, _LEAST_RATE = 30.0, 32 << 10  # a body comes within so long, and bytes of it a second beyond that
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 Message = MutableMapping[str, Any]

@@ -24,7 +24,7 @@ from pictool.serve.kept import KeptResponses
 from pictool.serve.metrics import Metrics
 from pictool.serve.parts import splitter_of
 from pictool.serve.prompts.learning import texts_of
-from pictool.serve.prompts.reading import documents_of, hint_of
+from pictool.serve.prompts.reading import documents_of
 from pictool.serve.prompts.retrieving import RetrievedDocument
 from pictool.serve.records import Recorder
 from pictool.serve.schema import DocumentQuery, Documents
@@ -183,7 +183,7 @@ class Service:
         """What a client learns of its prompt, whose marked texts are leased now, if the request says so."""
         if work.ttl_s is not None:
             await asyncio.to_thread(self._lease, work.tenant, reuse.marked, work.ttl_s)
-        return StartEvent(replace(reuse, hint=hint_of(work.linking, texts_of(work.prompt)), retrieved=work.retrieved))
+        return StartEvent(replace(reuse, retrieved=work.retrieved))
 
     def _lease(self, tenant: Tenant, objects: Sequence[CompiledText], ttl_s: float) -> None:
         """Lease the objects of marked texts, or lease them for longer. One that cannot be leased may be evicted."""

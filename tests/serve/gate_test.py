@@ -28,7 +28,7 @@ from pictool.serve.backends.query import MAX_CALLS
 from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.errors import ApiError
 from pictool.serve.routes.openai import ChatForm, CompletionForm
-from pictool.serve.running import loading, run
+from pictool.serve.running import run
 from pictool.serve.schema import ChatMessage, ChatRequest, CompletionRequest
 from pictool.serve.start import start_backend
 from pictool.serve.tenants import Keys, Tenant
@@ -296,19 +296,6 @@ def free_listener() -> socket.socket:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     return listener
-
-
-def test_a_server_says_that_it_loads() -> None:
-    with free_listener() as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with loading(listener):
-            response = httpx.get(f"{url}/health", timeout=60)
-            assert response.status_code == 503 and response.json() == {"status": "loading"}
-            response = httpx.post(url + CHAT, json={}, timeout=60)
-            assert response.status_code == 503 and response.json()["error"]["code"] == "loading"
-            assert response.headers["Retry-After"]
-        with socket.create_connection(listener.getsockname(), 60):
-            assert listener.accept(), "it still listens"
 
 
 class Ending:
