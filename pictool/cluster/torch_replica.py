@@ -8,7 +8,8 @@ from pathlib import Path
 
 from pictool.cluster.loading import load_same_model
 from pictool.cluster.replica import MountedBackend, ReplicaSpec
-from pictool.serve.start import check_linking, start_backend
+from pictool.serve.check import check_linking
+from pictool.serve.start import start_backend
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,6 @@ class TorchSpec(ReplicaSpec):
         backend = start_backend(model, store, self.settings, None)
 
         async def measure() -> float:
-            return await asyncio.to_thread(check_linking, model, self.settings.policy, Path(self.root))
+            return (await asyncio.to_thread(check_linking, model, self.settings.policy, tuned=Path(self.root))).kl
 
         return MountedBackend(backend, store, measure)

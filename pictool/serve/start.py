@@ -1,27 +1,22 @@
-"""Starting a backend: what is checked before the first request."""
+"""Starting a backend on the torch engine: what is checked before the first request."""
 
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pictool.engines import engine_of
 from pictool.errors import InputError
-from pictool.fidelity.divergence import measure_divergence
-from pictool.fidelity.sample import read_sample
 from pictool.linker.grid import label_of
 from pictool.linker.policies import BASELINE, make_policy
-from pictool.linker.policies.base import Policy
 from pictool.runtime.support import depends_on_length
 from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
-from pictool.store.store import Store
+from pictool.serve.check import check_linking
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
     from pictool.serve.backends.upstream.backend import UpstreamBackend
+    from pictool.store.store import Store
 
 
 def start_backend(
@@ -45,11 +40,13 @@ def start_backend(
     if limit is None or not settings.policy.needs.objects:
         return backend
     try:
-        label, kl = label_of(settings.policy), check_linking(model, settings.policy, store.root)
-        backend.divergence = {label: kl}
-        if kl > limit:
+        checked = check_linking(model, settings.policy, limit, store.root)
+        label = label_of(settings.policy)
+        backend.divergence = {label: checked.kl}
+        if not checked.is_good:
             problem = (
-                f"{label}: linked answers of {backend.model} are {kl:.3g} nats from full recompute, more than {limit:g}"
+                f"{label}: linked answers of {backend.model} are {checked.kl:.3g} nats from full recompute, more than "
+                f"{checked.limit:g}"
             )
             if refuses:
                 raise InputError(f"{problem}; try another --algo, or a larger --check-limit")
@@ -59,26 +56,6 @@ def start_backend(
         backend.close()
         raise
     return backend
-
-
-def check_linking(model: Model, policy: Policy, tuned: Path | None = None) -> float:
-    """Link a few short prompts under a policy, and under full recompute: KL(full ‖ linked) in nats, the mean.
-
-    Objects of the check are in a store of its own, which is removed.
-
-    Args:
-        tuned: the store whose prompts of `pic tune` are linked, if it has some; else they are about made-up places.
-
-    Raises:
-        InputError: the prompts cannot be linked.
-    """
-    with tempfile.TemporaryDirectory(prefix="pic-check-") as root:
-        try:
-            sample = [] if tuned is None else read_sample(tuned)
-            (divergence,) = measure_divergence(engine_of(model)(model, Store(Path(root))), [policy], sample=sample)
-        except InputError as error:
-            raise InputError(f"the start-up check cannot run: {error}; turn it off with --check off") from error
-    return divergence.mean_kl
 
 
 def start_upstream(
