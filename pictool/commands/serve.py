@@ -229,15 +229,13 @@ def serve_here(options: ServeOptions, fleet: FleetOptions, settings: Settings, v
     """Answer requests until the server ends, in this process or by replicas. `vllm` are options of its own vLLM."""
     with closing(bind(options)) as listener, ExitStack() as resources:
         keys = read_tenants(options, settings)
-        from pictool.serve.running import loading, run, share_arenas
+        from pictool.serve.app import make_app as make_application
+        from pictool.serve.running import run, share_arenas
 
         share_arenas()
-        with loading(listener):
-            from pictool.serve.app import make_app as make_application
-
-            store = open_store(settings)
-            backend = resources.enter_context(opened_backend(options, fleet, settings, store, vllm, len(keys.tenants)))
-            service = make_service(options, backend, store, keys, resources)
+        store = open_store(settings)
+        backend = resources.enter_context(opened_backend(options, fleet, settings, store, vllm, len(keys.tenants)))
+        service = make_service(options, backend, store, keys, resources)
         note_address(listener, backend)
         run(make_application(service, __version__), listener, backend)
     store.drain()
