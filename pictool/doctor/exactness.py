@@ -20,7 +20,7 @@ from pictool.doctor import reference
 from pictool.doctor.verdict import Verdict, VerdictStatus, guarded, within
 from pictool.errors import InputError, ObjectError
 from pictool.linker.link import Linked, link
-from pictool.linker.loader import Loader, PlacedObject
+from pictool.linker.loader import Loader, Loads, PlacedObject
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy, Prompt, Selection
 from pictool.linker.spec import Spec
@@ -351,7 +351,7 @@ def _load_and_compare(
     layout, starts = _layout(paths)
     image = Image(model.stack, layout)
     placed = [PlacedObject(ObjectFile(path), start) for path, start in zip(paths, starts, strict=True)]
-    with Loader(image, placed, overlaps=True, memory=memory) as loader:
+    with Loader(Loads(image, placed), overlaps=True, memory=memory) as loader:
         for layer in range(model.stack.num_layers):
             loader.synchronize(layer)
     end, apart = layout.num_context, _key_tolerance(model)

@@ -91,6 +91,16 @@ class Copy:
     start: int
 
 
+@dataclass(frozen=True)
+class Loads:
+    """What is loaded into an image, from layer `first` on; `copies`: where else parts of `placed` go."""
+
+    image: Image
+    placed: Sequence[PlacedObject]
+    copies: Sequence[Copy] = ()
+    first: int = 0
+
+
 class LoadedObject:
     """An object file as the loader reads it; what its header says is looked up once."""
 
@@ -112,10 +122,9 @@ class LoadedObject:
 
 
 class Loader:
-    """Loads the layers from `first` on into an image, `PREFETCHED_LAYERS` of them at a time. A context manager.
+    """Loads layers into an image, `PREFETCHED_LAYERS` of them at a time. A context manager.
 
-    `overlaps`: the caller has other work to do before it needs the first layer. `copies`: where else parts of `placed`
-    are wanted.
+    `overlaps`: the caller has other work to do before it needs the first layer.
 
     Nothing of an object is used before its checksum holds. Beside the image, memory holds two buffers for each thread,
     of one chunk's layer. On an accelerator these are pinned and hold neighbours' layers, too, up to `_COPIED_BYTES`; a
@@ -125,12 +134,10 @@ class Loader:
     transferred), never written to.
     """
 
-    def __init__(
-        self, image: Image, placed: Sequence[PlacedObject], first: int = 0, overlaps: bool = False,
-        memory: LayerMemory | None = None, copies: Sequence[Copy] = (),
-    ) -> None:  # fmt: skip
-        self._image, self._placed, self._first, self._memory = image, placed, first, memory
-        self._runs, self._copies = _runs(placed), copies
+    def __init__(self, loads: Loads, overlaps: bool = False, memory: LayerMemory | None = None) -> None:
+        image, placed = loads.image, loads.placed
+        self._image, self._placed, self._first, self._memory = image, placed, loads.first, memory
+        self._runs, self._copies = _runs(placed), loads.copies
         self._read: list[int] = []  # bytes, of each layer that was read
         self._resources = ExitStack()
         for part in placed:
@@ -154,7 +161,7 @@ class Loader:
         is_large = sum(source.layer_bytes for source in self._sources.values()) >= SMALL_LAYER_BYTES
         self._uses_threads = not self._in_memory and (overlaps or (self._ready is not None and is_large))
         if self._uses_threads:
-            self._prefetch(first)
+            self._prefetch(loads.first)
 
     def _stage(self) -> StagedLayer:
         staged = [self._sources[part.file].staged(part.tokens) for part in self._placed]

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pictool.core import Layout
 from pictool.errors import InputError
-from pictool.linker.loader import Copy, PlacedObject
+from pictool.linker.loader import Copy, Loads, PlacedObject
 from pictool.linker.pool_use import PoolCounts, PoolUse
 from pictool.linker.prefixes import (
     BLOCK,
@@ -114,6 +114,7 @@ class Reservation:
         own: what it has to load. copies: where else that goes.
         awaited: what another one loads, whose region it is; if that fails, this one has to.
         reused: tokens of objects that are reused. stayed, prefix: as of `PoolUse`. seconds: of reserving the batch.
+        found: what it reuses of earlier prompts.
     """
 
     image: Image
@@ -128,6 +129,7 @@ class Reservation:
     requests: int = 1
     has_room: bool = True
     prefix: int = 0
+    found: FoundPrefix | None = None
     on_finish: Callable[[Reservation], None] | None = None
 
     @property
@@ -142,10 +144,15 @@ class Reservation:
         shared = self.reused - resident - loaded
         return PoolUse(resident, self.stayed, loaded, shared, self.moved, self.requests, self.has_room, self.prefix)
 
-    def restore(self, placed: Sequence[PlacedObject]) -> None:
-        """Load blocks of an exact prefix, too."""
-        num_tokens = sum(map(_length, placed))
+    def restore(self, found: FoundPrefix | None, placed: Sequence[PlacedObject]) -> None:
+        """Note an exact prefix, and load those of its blocks, too, that are on disk."""
+        num_tokens, self.found = sum(map(_length, placed)), found
         self.own, self.reused, self.prefix = [*placed, *self.own], self.reused + num_tokens, self.prefix + num_tokens
+
+    def loads(self, first: int) -> Loads:
+        """What is to be loaded now, if nothing cached is used before layer `first`; a pool's rows are in all layers."""
+        reuses_rows = self.region is not None or self.prefix > 0
+        return Loads(self.image, self.missing, self.copies, 0 if reuses_rows else first)
 
     def finish(self) -> None:
         if self.region is not None:

@@ -47,6 +47,7 @@ class Spec:
             (`Model.separator`). An empty one joins them directly, as does a raw prompt that names none.
         plan: a prompt whose token ids and objects are laid out already, in place of a query and documents; its policy
             is the spec's.
+        is_fresh: it reuses nothing that earlier prompts computed, and no later one reuses what it does.
     """
 
     query: str = ""
@@ -64,6 +65,7 @@ class Spec:
     written: Frame | None = None
     plan: LinkPlan | None = None
     separator: str | None = None
+    is_fresh: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.documents, str | Path | Chunk | Text):  # one document, not its letters

@@ -29,7 +29,6 @@ from pictool.runtime.tensors import require_finite
 
 if TYPE_CHECKING:
     from pictool.engines.llamacpp.model import GgufModel
-    from pictool.linker.policies.base import Prompt
     from pictool.runtime.memory.image import Image
 
 _GROWTH = 256  # tokens that a context has room for after the prompt
@@ -151,32 +150,28 @@ def compute(prepared: PreparedLink) -> Linked:
     Raises:
         PicError: a damaged object, numbers that are not finite, or no memory.
     """
-    model, layout = cast("GgufModel", prepared.prompt.model), prepared.prompt_parts.layout
-    policy, clock, prompt = prepared.policy, prepared.clock, prepared.reused.prompt
-    selection = prepared.selection or policy.select(prompt)
+    model, layout = cast("GgufModel", prepared.run.model), prepared.prompt_parts.layout
+    clock, reused = prepared.run.clock, prepared.reused
+    selection = reused.selection or prepared.run.spec.policy.select(reused.prompt)
     computed = _computed(prepared, selection.rows)
-    groups = _groups(_reuses(prepared.reused.placed, computed))
+    groups = _groups(_reuses(reused.placed, computed))
     clock.select_s += clock.lap()
 
     image = LlamaImage(model, layout, len(groups) + 2)
     sequences, bytes_read = _load(image, model, groups)
     load_s = clock.lap()
     clock.load_s += load_s
-    _join(image, sequences, prompt)
-    with prompt.stage("logits"):
-        image.logits = torch.from_numpy(image.context.logits())
-        require_finite(model.name, model.dtype, image.logits)
+    _join(image, sequences)
+    image.logits = torch.from_numpy(image.context.logits())
+    require_finite(model.name, model.dtype, image.logits)
     for sequence in (*range(1, len(groups) + 1), image.spare):
         image.context.remove(sequence)
     timing = clock.timing(load_s)
     image.computed = computed
     rows = np.broadcast_to(computed, (model.geometry.layers, layout.num_tokens)).copy()
     as_image = cast("Image", image)
-    prepared.context.keep(as_image, rows)
-    linked = {part.file.meta.key for part in prepared.reused.placed}
-    parts = tuple(part.after(linked) for part in prepared.prompt_parts.parts[1:])
-    texts = tuple(map(prompt.model.encoder.whole, prompt.texts))
-    return Linked(as_image, policy, parts, texts, rows, selection.scores, timing, bytes_read)
+    prepared.run.context.keep(as_image, rows)
+    return prepared.linked(as_image, rows, selection.scores, timing, bytes_read)
 
 
 def _load(
@@ -197,14 +192,13 @@ def _load(
     return sequences, bytes_read
 
 
-def _join(image: LlamaImage, sequences: NDArray[np.int64], prompt: Prompt) -> None:
+def _join(image: LlamaImage, sequences: NDArray[np.int64]) -> None:
     """Grow the prompt from left to right by reused and computed runs; the tail is the last."""
     for end, sequence in _runs(sequences):
-        with prompt.stage("layer"):
-            if sequence:
-                image.reuse(sequence, end)
-            else:
-                image.compute(end, wants_logits=end == image.layout.num_tokens)
+        if sequence:
+            image.reuse(sequence, end)
+        else:
+            image.compute(end, wants_logits=end == image.layout.num_tokens)
 
 
 def _computed(prepared: PreparedLink, selected: RowMask) -> RowMask:

@@ -80,14 +80,12 @@ class SpecCache(Policy):
             return Selection(~all_rows(prompt.layout))
         small = self._speculative(prompt.model)
         if small.target.tokenizer == prompt.model.target.tokenizer:
-            with prompt.stage("scoring"):
-                scores = self._scores(small, prompt.layout.tokens)
+            scores = self._scores(small, prompt.layout.tokens)
             return Selection(self.complete(scores[: prompt.layout.num_context]), scores)
         read, target = tokenize(small.tokenizer, prompt.texts), tokenize(prompt.model.tokenizer, prompt.texts)
         if not np.array_equal(target.tokens, prompt.layout.tokens):
             raise InputError("speccache: a document's text is not that of its tokens; compile it again from its text")
-        with prompt.stage("scoring"):
-            scores = self._scores(small, read.tokens)
+        scores = self._scores(small, read.tokens)
         return self._across(scores, read, target, prompt)
 
     def _across(self, scores: Scores, read: TokenizedParts, target: TokenizedParts, prompt: Prompt) -> Selection:

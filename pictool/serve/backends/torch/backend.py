@@ -19,15 +19,17 @@ from pictool.compiler.chunking import make_chunk, make_chunks
 from pictool.compiler.compile import CODEC, Compiled, compile_chunks
 from pictool.core import Chunk, PromptText, TokenIds
 from pictool.engines import engine_of
-from pictool.engines.base import Answer, LinkResult, compare_answers
-from pictool.engines.torch import TorchEngine
+from pictool.engines.base import Answer, compare_answers
+from pictool.engines.torch import TorchEngine, link_result
 from pictool.errors import InputError, NotFiniteError, ObjectError, StoreError
 from pictool.linker.grid import label_of
-from pictool.linker.link import Linked, keep_prefix, link, require_room
+from pictool.linker.link import Linked, link
 from pictool.linker.plan import LinkPlan, make_plan, plan_without_objects
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
+from pictool.linker.pooled import keep_prefix
 from pictool.linker.residency import ResidentObjects
+from pictool.linker.resolve import require_room
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import Generated, Step, generate, generate_steps, generated_of
 from pictool.runtime.grammar import compiled
@@ -318,7 +320,7 @@ class TorchBackend(Backend):
     ) -> None:  # fmt: skip
         """Link a prompt and answer it. `lacks`: why a marked text is computed exactly, if one is."""
         model, policy = self.engine_of(work.tenant).model, plan.policy
-        linked, problem = self._link(model, plan, prompt_layout, prefixes=not work.linking.verifies)
+        linked, problem = self._link(model, plan, prompt_layout, is_fresh=work.linking.verifies)
         reuse = _reuse_of(linked, prompt_layout, plan, problem)
         reuse = replace(reuse, problem=reuse.problem or lacks, marked=prompt_layout.marked, notes=prompt_layout.notes)
         send(StartEvent(self._explained(reuse, work.linking, policy, linked, prompt_layout, problem is not None)))
@@ -345,7 +347,7 @@ class TorchBackend(Backend):
         if work.linking.verifies:
             send(self._verified(model, work, plan, linked, generated_of(first), task))
         else:
-            keep_prefix(model, linked, self._residents)
+            keep_prefix(model, linked.image, self._residents)
 
     def _explained(
         self, reuse: Reuse, linking: Linking, policy: Policy, linked: Linked, prompt_layout: PromptLayout, fails: bool
@@ -400,7 +402,7 @@ class TorchBackend(Backend):
         )
         seconds = time.perf_counter() - started
         own, exact = (
-            Answer(text, _result(result), seconds, model, model.engine)
+            Answer(text, link_result(result), seconds, model, model.engine)
             for text, result in ((generated, linked), (recomputed, full))
         )
         compared = compare_answers(own, exact).report()
@@ -495,12 +497,16 @@ class TorchBackend(Backend):
         return str(self._tokenizer.decode(list(tokens)))
 
     def _link(
-        self, model: Model, plan: LinkPlan, prompt_layout: PromptLayout, prefixes: bool
+        self, model: Model, plan: LinkPlan, prompt_layout: PromptLayout, is_fresh: bool
     ) -> tuple[Linked, str | None]:
         """Link a prompt. If an object turns out damaged, it is computed exactly, and the reason returned."""
-        linked = partial(link, model, self._store, residents=self._residents, prefixes=prefixes)
+
+        def linked(plan: LinkPlan) -> Linked:
+            spec = replace(Spec.planned(plan), is_fresh=is_fresh)
+            return link(model, self._store, spec, residents=self._residents)
+
         try:
-            return linked(Spec.planned(plan)), None
+            return linked(plan), None
         except (ObjectError, StoreError, NotFiniteError) as error:
             if not plan.object_spans:
                 raise
@@ -510,20 +516,13 @@ class TorchBackend(Backend):
             self._indexing.wake()
             _log.warning("pic: a request is computed exactly: %s", error)
         exact = plan_without_objects(FULL, prompt_layout.tokens, model.salt)
-        return linked(Spec.planned(exact)), "an object of it cannot be used"
+        return linked(exact), "an object of it cannot be used"
 
 
 _SHOWN = 12  # tokens of a part that a response shows
 _MARKED = "a marked part"  # in messages
 _NOT_KEPT = "a marked text cannot be kept"  # the problem of its prompt
 _VERIFIED = ("answer", "kl", "answer_kl", "same_answer", "same_first_token", "common_prefix")
-
-
-def _result(linked: Linked) -> LinkResult:
-    return LinkResult(
-        linked.policy, linked.image.layout, linked.recomputed, linked.timing, linked.bytes_read, linked.image.logits,
-        linked,
-    )  # fmt: skip
 
 
 def _reuse_of(linked: Linked, prompt_layout: PromptLayout, plan: LinkPlan, problem: str | None) -> Reuse:
