@@ -19,7 +19,7 @@ from pictool.cluster.residency import MOST_HELD, report_of
 from pictool.errors import PicError
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import AnswerRequest, Backend, ChatPrompt, CompiledText

@@ -21,6 +21,6 @@ class TorchSpec(ReplicaSpec):
         backend = start_backend(model, store, self.settings, None)
 
         async def measure() -> float:
-            return (await asyncio.to_thread(check_linking, model, self.settings.policy, tuned=Path(self.root))).kl
+            return await asyncio.to_thread(check_linking, model, self.settings.policy, tuned=Path(self.root))
 
         return MountedBackend(backend, store, measure)

@@ -183,13 +183,19 @@ class Model:
         """Compute each chunk on its own, for objects (`prefill_chunks`)."""
         from pictool.runtime.prefill import prefill_chunks
 
-        return prefill_chunks(self, chunks, prefix, alone)
+        return prefill_chunks(self.stack, chunks, prefix, alone)
 
     def next_logits(self, tokens: Sequence[int]) -> Tensor:
         """The logits after each of these tokens, without a prompt before them: float32 [n, vocab]."""
-        from pictool.runtime.activations import next_logits
+        from pictool.runtime.prefill import last_hidden
 
-        return next_logits(self, tokens)
+        self.require_readable(len(tokens))
+        return self.stack.logits(last_hidden(self.stack, tokens)[1][0])
+
+    def require_readable(self, num_tokens: int) -> None:
+        """Refuse a text without tokens, or of more than the model has positions. Raises InputError."""
+        if not 0 < num_tokens <= self.max_positions:
+            raise InputError(f"{num_tokens} tokens: {self.name} reads from 1 to {self.max_positions}")
 
     def with_salt(self, salt: str) -> Model:
         """The same model, with all that is loaded of it, for another tenant."""
@@ -287,7 +293,7 @@ class Model:
         """The decoder layers, to be run one at a time."""
         from pictool.runtime.stack import LayerStack
 
-        return LayerStack(self)
+        return LayerStack(self.module, self.config, self.geometry, self.device, self.torch_dtype)
 
     @property
     def torch_dtype(self) -> torch.dtype:

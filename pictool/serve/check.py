@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.engines import engine_of
 from pictool.errors import InputError
-from pictool.fidelity.divergence import MAX_KL, measure_divergence
+from pictool.fidelity.divergence import measure_divergence
 from pictool.fidelity.sample import read_sample
 from pictool.linker.policies.base import Policy
 from pictool.store.store import Store
@@ -18,20 +17,8 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 
-@dataclass(frozen=True)
-class CheckResult:
-    """KL(full ‖ linked) of the first token in nats, the mean over prompts, by which a policy is judged."""
-
-    kl: float
-    limit: float
-
-    @property
-    def is_good(self) -> bool:
-        return self.kl <= self.limit
-
-
-def check_linking(model: Model, policy: Policy, limit: float = MAX_KL, tuned: Path | None = None) -> CheckResult:
-    """Link a few short prompts under a policy, and under full recompute.
+def check_linking(model: Model, policy: Policy, tuned: Path | None = None) -> float:
+    """KL(full ‖ linked) of the first token in nats, the mean over a few short prompts, by which a policy is judged.
 
     Objects of the check are in a store of its own, which is removed.
 
@@ -47,4 +34,4 @@ def check_linking(model: Model, policy: Policy, limit: float = MAX_KL, tuned: Pa
             (divergence,) = measure_divergence(engine_of(model)(model, Store(root)), [policy], sample=sample)
         except InputError as error:
             raise InputError(f"the start-up check cannot run: {error}; turn it off with --check off") from error
-    return CheckResult(divergence.mean_kl, limit)
+    return divergence.mean_kl

@@ -26,7 +26,7 @@ def test_what_a_library_prints_is_not_on_stdout() -> None:
 def test_a_replica_s_store_is_its_owner_s(tmp_path: Path) -> None:
     from pictool.cluster.torch_replica import TorchSpec
     from pictool.linker.policies import make_policy
-    from pictool.serve.backends.torch.backend import BackendSettings
+    from pictool.serve.backends.base import BackendSettings
     from pictool.store.remote.remote import Remote
 
     before = os.umask(0o022)

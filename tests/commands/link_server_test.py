@@ -16,7 +16,7 @@ from serve.live import Live, serving
 from commands.run import Outcome, pic, without_timing, write
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import load_model
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.store import Store
 

@@ -27,7 +27,7 @@ from pictool.commands.settings.file import write_setting
 from pictool.commands.settings.settings import read_settings
 from pictool.errors import InputError
 from pictool.linker.grid import label_of, parse_policy
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.tenants import read_keys
 
 ROOT = Path(__file__).parents[2]

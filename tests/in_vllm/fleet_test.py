@@ -27,7 +27,7 @@ from vllm_server import environment
 
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import load_model
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.store import Store
 

@@ -26,8 +26,8 @@ from pictool.serve import app, bodies, running
 from pictool.serve.admission import AdmissionControl, held
 from pictool.serve.answers import AnswerCollector, Form, PartialAnswer
 from pictool.serve.app import Gate
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.backends.query import MAX_CALLS
-from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.errors import ApiError
 from pictool.serve.routes.openai import EventStream
 from pictool.serve.running import loading, run

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pictool.cluster.serving import Scale
     from pictool.routing import Routing
     from pictool.runtime.model import Model
-    from pictool.serve.backends.torch.backend import BackendSettings
+    from pictool.serve.backends.base import BackendSettings
     from pictool.store.remote.remote import Remote
 
 
