@@ -52,6 +52,7 @@ class TorchEngine(Engine):
         probe_model: Model | None = None,
         on_done: Callable[[Compiled], None] | None = None,
     ) -> list[Compiled]:
+        self.require_options(options)
         return compile_chunks(
             self.model, self.store, chunks, options, force=force, probe_model=probe_model, on_done=on_done
         )  # fmt: skip

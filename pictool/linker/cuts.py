@@ -78,12 +78,12 @@ def round_to_cuts(reused: ReusePlan, policy: Policy, columns: int, warn: Warn) -
         if stays is not None:
             kept.append(stays)
             continue
-        is_asked, meta = own.all(), part.file.meta
+        is_selected, meta = own.all(), part.file.meta
         count = int(own.sum())
         own[:] = True
-        if not is_asked and not part.is_whole:
+        if not is_selected and not part.is_whole:
             warn(f"{part.file.name}: is linked in part, without its states; it is computed whole")
-        elif not is_asked and meta.has_states:
+        elif not is_selected and meta.has_states:
             warn(
                 f"{part.file.name}: has states after {meta.cut} tokens, but {count} are computed; it is computed whole"
             )

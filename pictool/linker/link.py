@@ -21,10 +21,9 @@ from pictool.linker.loader import Loader
 from pictool.linker.narrowing import Narrowing
 from pictool.linker.objects import Context, ObjectContext, OnCompile, ReusePlan
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection
-from pictool.linker.pool_use import PoolUse
 from pictool.linker.pooled import PooledContext
 from pictool.linker.prefixes import FoundPrefix
-from pictool.linker.residency import Reservation, ResidentObjects
+from pictool.linker.residency import PoolUse, Reservation, ResidentObjects
 from pictool.linker.resolve import Part, PromptParts, lay_out_spec
 from pictool.linker.spec import Spec
 from pictool.runtime.device import synchronize

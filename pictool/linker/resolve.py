@@ -105,7 +105,8 @@ def resolve_prompt(model: Model, store: Store, spec: Spec, opened: ExitStack) ->
     frame, separator = spec.frame(model), spec.separator_for(model)
     parts = separated(model, resolve_documents(model, store, spec, opened), separator)
     tail = frame.tail_after(_end_of(model, parts[-1], separator), separator) if parts else frame.tail
-    return ResolvedPrompt(head_part(model, spec, frame.head), tuple(parts), tail, frame.head)
+    head = Part(head_chunk(model, frame.head), spec.head_object_for(model))
+    return ResolvedPrompt(head, tuple(parts), tail, frame.head)
 
 
 def separated(model: Model, parts: Sequence[Part], separator: str) -> list[Part]:
@@ -187,11 +188,6 @@ def resolve_plan(model: Model, store: Store, plan: LinkPlan, opened: ExitStack) 
 def head_chunk(model: Model, head: PromptText) -> Chunk:
     """A prompt's head, perhaps without tokens."""
     return Chunk(model.encoder.whole(head), encode_within(model, head, "the head"), "head")
-
-
-def head_part(model: Model, spec: Spec, head: PromptText) -> Part:
-    """The part of a prompt's head."""
-    return Part(head_chunk(model, head), spec.head_object_for(model))
 
 
 def find_key(model: Model, store: Store, name: str) -> str:

@@ -126,11 +126,6 @@ class Spec:
         """`objects`; of a hybrid with the policy's cut."""
         return self.objects if model.geometry.states is None else replace(self.objects, cut=self.policy.needs.cut)
 
-    @property
-    def head_object(self) -> CompileOptions:
-        """How its head is compiled."""
-        return CompileOptions(codec=head_codec(self.codec))
-
     def head_object_for(self, model: Model) -> CompileOptions:
-        """`head_object`; of a hybrid with the cut 0, since nothing comes before it."""
-        return self.head_object if model.geometry.states is None else replace(self.head_object, cut=0)
+        """How its head is compiled; of a hybrid with the cut 0, since nothing comes before it."""
+        return CompileOptions(codec=head_codec(self.codec), cut=None if model.geometry.states is None else 0)

@@ -23,8 +23,7 @@ from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.pooled import keep_prefix
 from pictool.linker.prefixes import BLOCK, BlockChain, LinkedSpan
-from pictool.linker.residency import ResidentObjects
-from pictool.linker.slots import slots_of
+from pictool.linker.residency import ResidentObjects, slots_of
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import generate_steps
 from pictool.runtime.memory.image import GROWTH, Image

@@ -286,7 +286,7 @@ def _set(image: LlamaImage, sequence: int, reuses: Sequence[ReusedCells], is_mov
             num_bytes += file.stored_bytes(layer)
             keys, values = stack.format.unpack(layer, *file.layer(layer))
             parts.append((keys[reuse.source], values[reuse.source]))
-        key, value = (np.concatenate(side) if len(parts) > 1 else side[0] for side in zip(*parts, strict=True))
+        key, value = (np.concatenate(both) if len(parts) > 1 else both[0] for both in zip(*parts, strict=True))
         if is_moved and stack.facts.scales:
             key = (key / np.asarray(stack.facts.scales[layer], dtype=np.float32)).astype(key.dtype)
         layers.append((key, value))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from pictool.compiler.align import TokenizedParts, map_scores, map_selection, tokenize
 from pictool.core import RowMask
 from pictool.errors import InputError
 from pictool.linker.policies.base import (
@@ -22,8 +23,7 @@ from pictool.linker.policies.base import (
     highest,
     require_share,
 )
-from pictool.runtime.align import TokenizedParts, map_scores, map_selection, tokenize
-from pictool.runtime.speculative import open_speculative, speculative_name
+from pictool.runtime.model import open_speculative, speculative_name
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model

@@ -39,7 +39,7 @@ from pictool.store.recognition import ContentIndex, IndexThread
 
 if TYPE_CHECKING:
     from pictool.engines.base import Engine
-    from pictool.linker.pool_use import PoolCounts
+    from pictool.linker.residency import PoolCounts
     from pictool.linker.spec import Spec
     from pictool.runtime.model import Model
     from pictool.serve.schema import DocumentQuery

@@ -29,8 +29,8 @@ from pictool.linker.pooled import keep_prefix
 from pictool.linker.residency import ResidentObjects
 from pictool.linker.resolve import require_room
 from pictool.linker.spec import Spec
+from pictool.runtime.chat.grammar import compiled
 from pictool.runtime.decode import Generated, Step, generate, generate_steps, generated_of
-from pictool.runtime.grammar import compiled
 from pictool.runtime.memory.pool import default_pool_bytes
 from pictool.serve.admission import AdmissionControl
 from pictool.serve.backends.base import FULL, BackendSettings, EngineBackend, log
