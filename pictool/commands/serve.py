@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pictool.estimate.request_log import RequestLog
     from pictool.linker.policies.base import Policy
     from pictool.runtime.model import Model
-    from pictool.serve.backends.torch.backend import BackendSettings
+    from pictool.serve.backends.base import BackendSettings
     from pictool.serve.service import Service
     from pictool.serve.tenants import Keys
     from pictool.serve.work import Backend
@@ -403,7 +403,7 @@ def read_tenants(options: ServeOptions, settings: Settings) -> Keys:
 
 def make_backend_settings(options: ServeOptions, settings: Settings) -> BackendSettings:
     """How the backend works."""
-    from pictool.serve.backends.torch.backend import BackendSettings
+    from pictool.serve.backends.base import BackendSettings
 
     return BackendSettings(
         find_policy(options, settings), frozenset(options.allow) if options.allow else None, options.queue,

@@ -16,7 +16,7 @@ from fastapi import Depends, Request
 
 from pictool.errors import InputError, NoRoomError, StoreError
 from pictool.estimate.request_log import RequestLog
-from pictool.runtime.schemas import is_tried, require_schema
+from pictool.runtime.chat.schemas import is_tried, require_schema
 from pictool.serve.admission import AdmissionControl
 from pictool.serve.errors import ApiError, model_not_found, not_found
 from pictool.serve.files import MAX_TOTAL_BYTES, Files, TextFile

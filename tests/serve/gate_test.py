@@ -24,8 +24,8 @@ from pictool.reading import require_shape
 from pictool.runtime.model import Model
 from pictool.serve import app, bodies, running
 from pictool.serve.answers import AnswerCollector, EventStream, PartialAnswer
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.backends.query import MAX_CALLS
-from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.errors import ApiError
 from pictool.serve.routes.openai import ChatForm, CompletionForm
 from pictool.serve.running import run
@@ -440,7 +440,7 @@ def test_a_text_may_end_in_blank_lines(live: Live) -> None:
 def test_logprobs_of_an_empty_answer_are_an_empty_list() -> None:
     chats = [ChatRequest(model=NAME, messages=[ChatMessage(role="user")], logprobs=has) for has in (True, None)]
     completions = [CompletionRequest(model=NAME, prompt="", logprobs=num) for num in (0, None)]
-    forms = [ChatForm(NAME, body) for body in chats], [CompletionForm(NAME, body, 1) for body in completions]
+    forms: Any = [ChatForm(NAME, body) for body in chats], [CompletionForm(NAME, body, 1) for body in completions]
     for field, pair in zip(("content", "tokens"), forms, strict=True):
         for has_logprobs, form in zip((True, False), pair, strict=True):
             form.collected = [AnswerCollector(answers={0: PartialAnswer(reason="stop")})]

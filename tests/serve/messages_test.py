@@ -15,7 +15,7 @@ from reportlab.pdfgen.canvas import Canvas
 
 from pictool.core import PromptText
 from pictool.linker.grid import parse_policy
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.prompts.layout import pieces_of
 from pictool.serve.service import ServiceSettings
 from pictool.serve.work import ChatPrompt, MarkedText, Turn

@@ -10,7 +10,7 @@ from pictool.core import Sampling
 from pictool.errors import InputError
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.backends.torch.engine_thread import EngineTask
 from pictool.serve.check import check_linking
 from pictool.serve.start import start_backend

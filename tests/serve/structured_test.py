@@ -17,13 +17,12 @@ import torch
 from accept_sets import CASES, REFUSED, Case, Schema
 from hypothesis import HealthCheck, given, settings
 
-import pictool.runtime.grammar as grammar_module
+import pictool.runtime.chat.grammar as grammar_module
 import pictool.serve.service as service_module
 from pictool.core import AnswerFormat
 from pictool.errors import InputError
-from pictool.runtime.grammar import Grammar
-from pictool.runtime.model import Model
-from pictool.runtime.schemas import (
+from pictool.runtime.chat.grammar import Grammar
+from pictool.runtime.chat.schemas import (
     MAX_DEPTH,
     MAX_PATTERN_CHARS,
     MAX_PATTERNS,
@@ -31,6 +30,7 @@ from pictool.runtime.schemas import (
     grammar_of,
     require_schema,
 )
+from pictool.runtime.model import Model
 from pictool.serve.errors import ApiError
 from pictool.serve.parts import splitter_of
 from pictool.serve.service import Service

@@ -205,8 +205,10 @@ def _parts(blocks: Iterable[Any]) -> list[Any]:
 
 def _messages_of(given: InputMessage) -> list[ChatMessage]:
     """The messages of a chat: each result of a tool is one of its own."""
-    if isinstance(given.content, str) or not given.content:
+    if isinstance(given.content, str):
         return [ChatMessage(role=given.role, content=given.content)]
+    if not given.content:
+        return [ChatMessage(role=given.role, content=[])]
     if given.role == "assistant":
         return [_assistant(given.content)]
     messages = list[ChatMessage]()
