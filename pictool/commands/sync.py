@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pictool.commands.console.errors import UsageError
-from pictool.commands.console.forecast import print_forecast
+from pictool.commands.console.forecast import print_forecast, warn_of_disk
 from pictool.commands.console.outputs import print_json
+from pictool.commands.console.progress import new_work, progress
 from pictool.commands.console.verbosity import note
 from pictool.commands.console.words import count
-from pictool.commands.linking.folder import FolderOptions, compile_all_of, read_library
+from pictool.commands.linking.folder import FolderOptions, read_library
 from pictool.commands.settings.engine import find_engine
 from pictool.commands.settings.options import EngineOption, JsonOption, command, make_app, option
 from pictool.commands.settings.resources import open_model, open_store
@@ -83,7 +84,10 @@ def sync_folder(
         print_changes(plan) if not as_json else None
         print_forecast(found, library.num_documents, as_json, plan.report())
         return plan
-    compile_all_of(engine, list(plan.chunks.values()), how)
+    chunks = list(plan.chunks.values())
+    warn_of_disk(engine.model, engine.store, chunks, how)
+    with progress("compiling", len(chunks)) as advance:
+        engine.compile(chunks, how, on_done=lambda done: advance(*new_work(done)))
     finish_sync(engine.store, plan)
     print_changes(plan) if not as_json else None
     note(f"{folder}: {count(len(plan.chunks), 'object')}, {len(plan.new)} new, {len(plan.gone)} removed")

@@ -48,7 +48,7 @@ def two_objects_of_one_prefix(_: pytest.MonkeyPatch) -> None:
 
 COMPILE = [
     Case("missing", ("compile", "x.txt"), ("x.txt", "No such file")),
-    Case("directory", ("compile", "d"), ("d:", "d/*.txt"), files(**{"d/x_txt": "x"})),
+    Case("directory", (*LINK, "d"), ("d:", "d/*.txt"), files(**{"d/x_txt": "x"})),
     Case("empty", ("compile", "e.txt"), ("e.txt", "empty"), files(e_txt="")),
     Case("binary", ("compile", "e.txt"), ("e.txt", "iconv"), files(e_txt=b"\x7fELF\0\0")),
     Case("utf-16", ("compile", "e.txt"), ("e.txt", "UTF-16", "iconv"), files(e_txt="Straße".encode("utf-16"))),

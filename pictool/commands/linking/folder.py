@@ -7,17 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
-from pictool.commands.console.forecast import warn_of_disk
-from pictool.commands.console.progress import new_work, progress
+from pictool.commands.console.progress import progress
 from pictool.commands.console.verbosity import is_verbose, note
 from pictool.commands.console.words import count
 from pictool.commands.settings.options import COMPILING, OPTIONS, argument, option
 
 if TYPE_CHECKING:
-    from pictool.core import Chunk, CompileOptions
     from pictool.documents.library import Library, LibraryReader
     from pictool.documents.reading import Document
-    from pictool.engines.base import Engine
     from pictool.runtime.model import Model
     from pictool.store.store import Store
 
@@ -96,10 +93,3 @@ def note_problems(problems: Sequence[Document]) -> None:
         note(f"left out: {count(len(problems) - len(shown), 'more file')}; pic -v names all")
     if problems:
         note(f"{count(len(problems), 'file')} left out")
-
-
-def compile_all_of(engine: Engine, chunks: Sequence[Chunk], options: CompileOptions) -> None:
-    """Compile the chunks that the store lacks."""
-    warn_of_disk(engine.model, engine.store, chunks, options)
-    with progress("compiling", len(chunks)) as advance:
-        engine.compile(chunks, options, on_done=lambda done: advance(*new_work(done)))

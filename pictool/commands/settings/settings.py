@@ -245,7 +245,7 @@ def setting_keys() -> tuple[str, ...]:
 
 def _file_settings(path: Path) -> dict[str, Any]:
     """What a file says, its relative paths as the working directory has them."""
-    values = {name: text_or_none(path, name, value) for name, value in read_settings_file(path).items()}
+    values = {name: text_or_none(path, name, value) for name, value in read_yaml(path, setting_keys()).items()}
     for name in GONE.keys() & values.keys():
         note(f"{path}: {name}: is no setting any more, and is ignored; {GONE[name]}")
         del values[name]
@@ -289,13 +289,8 @@ def _expanded(name: str, value: str) -> str:
     return str(with_home(value)) if name in _PATHS and value.startswith("~") else value
 
 
-def read_settings_file(path: Path) -> dict[str, Any]:
-    """What a `pic.yaml` says. Raises InputError as `read_yaml`."""
-    return read_yaml(path, (*setting_keys(), *GONE))
-
-
 def read_yaml(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
-    """A YAML mapping with no other keys than `keys`; an empty file is an empty one.
+    """A YAML mapping with no other keys than `keys`, and those of earlier versions; an empty file is an empty one.
 
     Raises:
         InputError: unreadable, too large, not YAML, aliases, a key twice, not a mapping, or an unknown key.
@@ -312,7 +307,7 @@ def read_yaml(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
         return {}
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: must be a mapping with the keys {', '.join(keys)}")
-    if unknown := [key[:80] if isinstance(key, str) else shown(key) for key in data if key not in keys]:
+    if unknown := [key[:80] if isinstance(key, str) else shown(key) for key in data if key not in (*keys, *GONE)]:
         raise InputError(f"{path}: unknown key {', '.join(unknown)[:200]}; known are {', '.join(keys)}")
     return dict(data)
 
