@@ -37,7 +37,6 @@ QUERY = "Which festival does Gadwick hold?"
 # What ends with the line that names the extra, where it is not installed.
 NEEDS = {
     "eval": ["eval", "world", "-p", "prompts=2", "--algo", "naive", "-o", "results.jsonl"],
-    "plot": ["inspect", "a.trace", "--plot", "picture.png"],
     "documents": ["ask", ".", "-q", QUERY],
     "tui": ["tui"],
     "serve": ["serve", "--port", "0"],

@@ -122,7 +122,7 @@ def test_a_judge_declines_what_the_pages_do_not_say(task: str) -> None:
                 told = [
                     fact
                     for fact in prompt.facts
-                    if fact.attribute.asked.format(s=fact.subject) in question.text.lower()
+                    if fact.attribute.question.format(s=fact.subject) in question.text.lower()
                 ]
                 assert question.answer == DECLINED and not told
             if question.kind == "judged":

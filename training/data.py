@@ -133,7 +133,7 @@ class Encoder:
         """The question and its answer."""
         if len(question.facts) == 1 and rng.random() < self.restated:
             fact = question.facts[0]
-            statement = fact.attribute.told[0].format(s=fact.subject, v="|").partition(" |")[0]
+            statement = fact.attribute.statements[0].format(s=fact.subject, v="|").partition(" |")[0]
             return self.ids(statement), self.ids(" " + question.answer)
         return self.ids(question_text(question.text)), [*self.ids(" " + question.answer), self.eos]
 

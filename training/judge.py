@@ -81,7 +81,7 @@ def haystack(rng: random.Random, num_pages: int, sentences: int) -> WorldPrompt:
     facts, pages = [], []
     for page, (subject, value) in enumerate(zip(rng.sample(kind.subjects, num_pages), values, strict=True)):
         hay = [filler(rng) for _ in range(sentences)]
-        hay.insert(rng.randint(0, sentences), attribute.told[0].format(s=subject, v=value))
+        hay.insert(rng.randint(0, sentences), attribute.statements[0].format(s=subject, v=value))
         facts.append(Fact(kind.name, subject, attribute, value, page, page))
         pages.append(" ".join([_OPENING, *hay]) + "\n")
     told = [Question(_ask(fact.attribute, fact.subject), fact.value, "local", (fact,)) for fact in facts]
@@ -139,7 +139,7 @@ def _words(attribute: Attribute) -> Sequence[str]:
 
 
 def _ask(attribute: Attribute, subject: str) -> str:
-    text = attribute.asked.format(s=subject)
+    text = attribute.question.format(s=subject)
     return text[0].upper() + text[1:] + "?"
 
 

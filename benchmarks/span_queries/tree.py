@@ -129,12 +129,12 @@ def write_haystack(model: Model, hay: int, options: TreeOptions, number: int) ->
     values = rng.sample(attribute.values, options.candidates)
     pages, stems, ends, questions = [], [], [], []
     for subject, value in zip(subjects, values, strict=True):
-        stem, _, end = attribute.told[0].format(s=subject, v="|").partition(" |")
+        stem, _, end = attribute.statements[0].format(s=subject, v="|").partition(" |")
         before, after = (_hay(model, rng, hay // 2) for _ in range(2))
         pages.append(" ".join(filter(None, [_OPENING, before, f"{stem} {value}{end}", after])) + "\n")
         stems.append(stem)
         ends.append(end)
-        question = attribute.asked.format(s=subject)
+        question = attribute.question.format(s=subject)
         questions.append(question[0].upper() + question[1:] + "?")
     asked = rng.randrange(options.candidates)
     return Haystack(tuple(pages), tuple(stems), tuple(ends), tuple(questions), asked, values[asked])

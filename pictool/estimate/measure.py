@@ -13,8 +13,7 @@ import hashlib
 import itertools
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -50,30 +49,9 @@ Tokenize = Callable[[str], Sequence[int]]
 CAPACITIES = tuple(1 << power for power in range(14, 35, 2))  # tokens, of the curve
 HEAD_TOKENS = 16  # of a linked document, which legolink-16 computes again
 _MAX_DOCUMENTS = 1 << 17
+_MAX_ENCODED = 1 << 14  # texts
 _SHOWN = 60  # characters of a document's beginning
 _BATCH = 1 << 17  # units of prompts that are measured together, since each call of numpy costs as much as 1,000 units
-
-
-@dataclass(frozen=True)
-class _Text:
-    """A text as the pass keeps it. `blocks` are those of `LogBatch`."""
-
-    blocks: Indices
-    first: int  # the prompt that had it first
-    units: Units | None
-
-
-@dataclass
-class _NewText:
-    """A text that is to be cut: its parts, and its first place in a batch, in units."""
-
-    digest: bytes
-    first: int
-    parts: list[tuple[str, int]]  # kind and size
-    units: Units
-    start: int
-    prompt: int
-    is_kept: bool
 
 
 class Measure:
@@ -97,13 +75,13 @@ class Measure:
         self.totals = Totals()
         self.totals.prefix_at, self.totals.linked_at = np.zeros(len(CAPACITIES)), np.zeros(len(CAPACITIES))
         self._tokenize, self._memory, self._shows_text = tokenize, memory, shows_text
+        # What is tokenized comes again and again; bytes are taken at once.
+        self._encode = lru_cache(_MAX_ENCODED if tokenize else 0)(self._encode_text)
         self._waiting, self._size, self._is_hashed = list[LoggedPrompt](), 0, False
         self._start()
 
     def _start(self) -> None:
         """Remember nothing."""
-        self._texts = dict[bytes, _Text | int]()  # or the prompt that had it first
-        self._text_bytes = 0
         self._blocks, self._chain = HashIndex(), ChainIndex()
         self._first = np.zeros(0, dtype=np.int32)
         units = np.asarray(CAPACITIES, dtype=np.int64) * self.scale.per_token
@@ -152,9 +130,9 @@ class Measure:
             self._start()
 
     def _num_bytes(self) -> int:
-        """About what texts, tables and caches take."""
+        """About what tables and caches take."""
         tables = 24 * self._blocks.count + 8 * self._chain.count + 350 * self._chain.num_runs
-        return tables + 20 * (self._blocks.count + self._chain.count) + self._text_bytes
+        return tables + 20 * (self._blocks.count + self._chain.count)
 
     def _number_hashed(self, prompts: Sequence[LoggedPrompt]) -> LogBatch:
         """Prompts of which the log has hashes of blocks; each segment is one part."""
@@ -178,94 +156,36 @@ class Measure:
 
     def _number_texts(self, prompts: Sequence[LoggedPrompt]) -> LogBatch:
         """Prompts of texts, or token ids, which are cut into blocks."""
-        texts, new, prompt_of = list[_Text | _NewText](), dict[bytes, _NewText](), list[int]()
-        units, at = list[Units](), 0
-        for number, prompt in enumerate(prompts):
-            for segment in prompt.segments:
-                text, own = self._text(segment, (at, number), seed_of(prompt.tenant), new)
-                texts.append(text)
-                units.append(own)
-                prompt_of.append(number)
-                at += len(own)
+        segments = [(number, segment) for number, prompt in enumerate(prompts) for segment in prompt.segments]
+        rows, units, at = list[tuple[int, int, int, int, int]](), list[Units](), 0  # of each part that is not empty
+        for which, (number, segment) in enumerate(segments):
+            for kind, own in self._parts(segment):
+                if len(own):
+                    rows.append((at, at + len(own), KINDS.index(kind), number, which))
+                    units.append(own)
+                    at += len(own)
+        starts, ends, kinds, prompt_of, text_of = np.asarray(rows, dtype=np.int64).reshape(-1, 5).T
         rolling = Rolling(joined(units, np.uint8 if self._is_bytes else np.int32))
-        seeds = seeds_of(prompts)
-        cut = self._cut(list(new.values()), rolling, seeds)
-        kept = [cut[text.digest] if isinstance(text, _NewText) else text for text in texts]
-        counts = [text.blocks.shape[1] for text in kept]
-        blocks = np.concatenate([np.zeros((5, 0), dtype=np.int64), *(text.blocks for text in kept)], axis=1)
-        text_of = np.repeat(np.arange(len(kept)), counts)
-        numbers = np.asarray(prompt_of, dtype=np.int64)
-        return LogBatch(prompts, self.num_prompts, blocks, numbers[text_of], text_of, seeds, rolling)
-
-    def _text(
-        self, segment: Segment, place: tuple[int, int], seed: int, new: dict[bytes, _NewText]
-    ) -> tuple[_Text | _NewText, Units]:
-        """A text as it is known, or one of the new ones; and its units. `place`: where it begins, and its prompt."""
-        content = segment.content
-        assert not isinstance(content, HashedBlocks)
-        data = content.encode(errors="surrogatepass") if isinstance(content, str) else content.tobytes()
-        salt = seed.to_bytes(8, "little") + segment.kind[:4].encode() + (b"m" if segment.is_marked else b"")
-        digest = hashlib.blake2b(data, digest_size=16, salt=salt[:16]).digest()
-        known = self._texts.get(digest)
-        if isinstance(known, _Text):
-            return known, np.frombuffer(data, dtype=np.uint8) if known.units is None else known.units
-        text = new.get(digest)
-        if text is None:
-            parts, units = self._parts(segment, data)
-            first = self.num_prompts + place[1] if known is None else known
-            text = new[digest] = _NewText(digest, first, parts, units, *place, known is not None)
-        else:
-            text.is_kept = True
-        return text, text.units
-
-    def _parts(self, segment: Segment, data: bytes) -> tuple[list[tuple[str, int]], Units]:
-        """The parts of a text, whose bytes are `data`: the kind and the size of each; and all units."""
-        content = segment.content
-        if not isinstance(content, str):
-            units: Units = np.frombuffer(data, np.uint8) if self._is_bytes else np.frombuffer(data, np.int32)
-            return [(segment.kind, len(units))], units
-        is_whole = segment.is_marked or segment.kind == "assistant"
-        parts = [(segment.kind, content)] if is_whole else split_text(segment.kind, content)
-        if self._is_bytes:
-            sizes = [
-                (kind, len(text) if text.isascii() else len(text.encode(errors="surrogatepass")))
-                for kind, text in parts
-            ]
-            return sizes, np.frombuffer(data, dtype=np.uint8)
-        encoded = [self._encode(text) for _, text in parts]
-        return [(kind, len(ids)) for (kind, _), ids in zip(parts, encoded, strict=True)], joined(encoded)
-
-    def _cut(self, new: Sequence[_NewText], rolling: Rolling, seeds: Hashes) -> dict[bytes, _Text]:
-        """Cut the parts of new texts into blocks. Texts that come once are not kept, as most do."""
-        rows, at = list[tuple[int, int, int, int, int]](), 0
-        for number, text in enumerate(new):
-            at = text.start
-            for kind, size in text.parts:
-                rows += [(at, at + size, KINDS.index(kind), text.prompt, number)] if size else []
-                at += size
-        starts, ends, kinds, prompts, owners = np.asarray(rows, dtype=np.int64).reshape(-1, 5).T
         block_ends = self.scale.cut(rolling, starts, ends)
         part_of = np.searchsorted(ends, block_ends)
         block_starts = np.maximum(np.append(0, block_ends)[: len(block_ends)], starts[part_of])
-        hashes = rolling.ranges(block_starts, block_ends) + seeds[prompts[part_of]]
-        part_hashes, times = rolling.ranges(starts, ends) + seeds[prompts], prompts + self.num_prompts
+        seeds = seeds_of(prompts)
+        hashes = rolling.ranges(block_starts, block_ends) + seeds[prompt_of[part_of]]
+        part_hashes, times = rolling.ranges(starts, ends) + seeds[prompt_of], prompt_of + self.num_prompts
         blocks = self._number(hashes, block_ends - block_starts, part_of, part_hashes, ends - starts, kinds, times)
-        bounds = np.searchsorted(owners[part_of], np.arange(len(new) + 1)).tolist()
-        return {
-            text.digest: self._keep(text, blocks[:, start:end])
-            for text, (start, end) in zip(new, itertools.pairwise(bounds), strict=True)
-        }
+        return LogBatch(prompts, self.num_prompts, blocks, prompt_of[part_of], text_of[part_of], seeds, rolling)
 
-    def _keep(self, text: _NewText, blocks: Indices) -> _Text:
-        """A text with its blocks, which is kept; with bytes, once it has come again, as most come once."""
-        units = None if self._is_bytes else text.units
-        if text.is_kept or not self._is_bytes:
-            self._texts[text.digest] = _Text(blocks.copy(), text.first, units)
-            self._text_bytes += 600 + blocks.nbytes + (0 if units is None else units.nbytes)
-        else:
-            self._texts[text.digest] = text.first
-            self._text_bytes += 160
-        return _Text(blocks, text.first, units)
+    def _parts(self, segment: Segment) -> Iterator[tuple[str, Units]]:
+        """The parts of a text: the kind and the units of each."""
+        content = segment.content
+        assert not isinstance(content, HashedBlocks)
+        if not isinstance(content, str):
+            data = content.tobytes()
+            yield segment.kind, np.frombuffer(data, np.uint8) if self._is_bytes else np.frombuffer(data, np.int32)
+            return
+        is_whole = segment.is_marked or segment.kind == "assistant"
+        for kind, text in [(segment.kind, content)] if is_whole else split_text(segment.kind, content):
+            yield kind, self._encode(text)
 
     def _number(
         self, hashes: Hashes, lengths: Indices, part_of: Indices, part_hashes: Hashes, part_sizes: Indices,
@@ -281,11 +201,13 @@ class Measure:
         part_numbers = numbers[len(hashes) :]
         return np.stack((numbers[: len(hashes)], lengths, part_numbers[part_of], part_sizes[part_of], kinds[part_of]))
 
-    def _encode(self, text: str) -> Units:
-        if self._tokenize is None:  # a text in a log of token ids
-            data = text.encode(errors="surrogatepass")
-            return np.frombuffer(data + bytes(-len(data) % 4), dtype="<i4")
-        return np.asarray(self._tokenize(text), dtype=np.int32)
+    def _encode_text(self, text: str) -> Units:
+        if self._tokenize is not None:
+            return np.asarray(self._tokenize(text), dtype=np.int32)
+        data = text.encode(errors="surrogatepass")
+        if self._is_bytes:
+            return np.frombuffer(data, dtype=np.uint8)
+        return np.frombuffer(data + bytes(-len(data) % 4), dtype="<i4")  # a text in a log of token ids
 
     def _reuse_prefix(self, found: LogBatch) -> None:
         """What prefix caches have of prompts, without a limit and with those of the capacities."""

@@ -102,7 +102,9 @@ def evaluate(
             on_note(f"{path}: was begun on another machine; its times are of both")
         _require_same_models(model, file, policies)
         runner = Runner(model, object_store(store, model, file.header.threads), policies, options.codec)
-        left = [(group, missing_labels(group, policies, file.results)) for group in grouped.groups]
+        left = [
+            (group, labels) for group in grouped.groups if (labels := missing_labels(group, policies, file.results))
+        ]
         total = len(policies) * sum(len(group.cases) for group in grouped.groups)
         done = total - sum(len(some) for _, labels in left for some in labels.values())
         on_progress(done, total)

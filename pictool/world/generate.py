@@ -27,11 +27,11 @@ KINDS = ("local", "carried", "two-hop")
 
 @dataclass(frozen=True)
 class Attribute:
-    """One relation of a kind of subject: how it is told and how it is asked."""
+    """One relation of a kind of subject: how it is stated, and the question after it."""
 
     name: str
-    told: tuple[str, ...]  # {s}: the subject or its pronoun, {v}: the value
-    asked: str  # {s}: the subject
+    statements: tuple[str, ...]  # {s}: the subject or its pronoun, {v}: the value
+    question: str  # {s}: the subject
     values: tuple[str, ...] | str  # a list of words, or the kind of subject it points to
 
 
@@ -225,23 +225,23 @@ class _Writer:
 
     def tell(self, kind: Kind, subject: str, page: int, named_on: int, pronoun_first: bool) -> str:
         """Two or so facts about `subject`, told in a row; named in the first sentence unless it was named before."""
-        told = []
+        sentences = []
         pronoun = kind.pronouns[kind.subjects.index(subject) % len(kind.pronouns)]
         num_facts = self.rng.randint(1, self.shape.max_facts)
         for i, attribute in enumerate(self.rng.sample(self.attributes[kind.name], num_facts)):
             value = self.value(attribute)
             self.facts.append(Fact(kind.name, subject, attribute, value, page, named_on))
             name = pronoun if pronoun_first or i else subject
-            told.append(self.rng.choice(attribute.told).format(s=name, v=value))
-        return " ".join(told)
+            sentences.append(self.rng.choice(attribute.statements).format(s=name, v=value))
+        return " ".join(sentences)
 
     def page(self, number: int, carried: tuple[Kind, str] | None, following: str | None) -> str:
         rng, world = self.rng, self.world
         middle = [filler(rng, world) for _ in range(rng.randint(0, self.shape.max_filler_sentences))]
         for _ in range(rng.randint(0 if carried else 1, self.shape.max_locals)):
             kind = rng.choice(self.kinds)
-            told = self.tell(kind, self.subject(kind), number, number, pronoun_first=False)
-            middle.insert(rng.randint(0, len(middle)), told)
+            stated = self.tell(kind, self.subject(kind), number, number, pronoun_first=False)
+            middle.insert(rng.randint(0, len(middle)), stated)
         first = self.tell(*carried, number, number - 1, pronoun_first=True) if carried else rng.choice(world.openings)
         last = [rng.choice(world.handovers).format(s=following)] if following else []
         return " ".join([first, *middle, *last]) + "\n"
@@ -257,7 +257,7 @@ class _Writer:
 
 def _single_hops(facts: Sequence[Fact]) -> Iterator[Question]:
     for fact in facts:
-        text = _sentence(fact.attribute.asked.format(s=fact.subject)) + "?"
+        text = _sentence(fact.attribute.question.format(s=fact.subject)) + "?"
         yield Question(text, fact.value, "carried" if fact.is_carried else "local", (fact,))
 
 
@@ -268,7 +268,7 @@ def _two_hops(facts: Sequence[Fact], world: World) -> Iterator[Question]:
     for first in facts:
         for second in by_subject.get(first.value, []):
             anaphor = world.anaphor.format(k=second.kind)
-            parts = first.attribute.asked.format(s=first.subject), second.attribute.asked.format(s=anaphor)
+            parts = first.attribute.question.format(s=first.subject), second.attribute.question.format(s=anaphor)
             text = world.joint.format(a=parts[0], b=parts[1])
             yield Question(_sentence(text), f"{first.value}, {second.value}", "two-hop", (first, second))
 

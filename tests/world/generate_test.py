@@ -14,7 +14,7 @@ def prompts(count: int = 60, pages: int = 8) -> list[WorldPrompt]:
 def statements(fact: Fact) -> list[str]:
     kind = ALL_KINDS[fact.kind]
     names = [fact.subject, *kind.pronouns]
-    return [told.format(s=name, v=fact.value) for told in fact.attribute.told for name in names]
+    return [told.format(s=name, v=fact.value) for told in fact.attribute.statements for name in names]
 
 
 def test_a_seed_gives_one_prompt() -> None:

@@ -122,12 +122,12 @@ def values(draw: Draw, count: int) -> Draft:
 def continued(draw: Draw, count: int) -> Draft:
     """A fact begins at the end of a document and goes on in the next."""
     people, spots = [draw.person() for _ in range(count - 1)], [draw.place() for _ in range(count - 1)]
-    asked = draw.random.randrange(count - 1)
+    chosen = draw.random.randrange(count - 1)
     last = {i: f"The key of {spot} was given to the person who is named first in the next document." for i, spot in
             enumerate(spots)}  # fmt: skip
     first = {i + 1: f"{person} arrived yesterday." for i, person in enumerate(people)}
-    query = f"Who was given the key of {spots[asked]}? Answer with the name only."
-    return Draft([[]] * count, query, (people[asked],), first=first, last=last)
+    query = f"Who was given the key of {spots[chosen]}? Answer with the name only."
+    return Draft([[]] * count, query, (people[chosen],), first=first, last=last)
 
 
 def two_hops(draw: Draw, count: int) -> Draft:
@@ -247,9 +247,9 @@ def code(draw: Draw, count: int) -> Draft:
             f"# file {name}.py", f"{constant} = {numbers[i]}",
             f"from {file} import {used}\n\ndef limit_of_{name}():\n    return {used}",
         ])  # fmt: skip
-    asked = draw.random.randrange(count)
-    query = f"What does limit_of_{names[asked]}() return? Answer with the number only."
-    return Draft(facts, query, (numbers[asked - 1],), is_code=True)
+    chosen = draw.random.randrange(count)
+    query = f"What does limit_of_{names[chosen]}() return? Answer with the number only."
+    return Draft(facts, query, (numbers[chosen - 1],), is_code=True)
 
 
 TASKS: Mapping[str, Callable[[Draw, int], Draft]] = {
