@@ -29,6 +29,8 @@ from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.residency import ResidentObjects
 from pictool.linker.spec import Spec
+from pictool.recognition.index import ContentIndex, IndexThread
+from pictool.recognition.matches import Match
 from pictool.runtime.decode import Generated, Step, generate, generate_steps, generated_of
 from pictool.runtime.grammar import compiled
 from pictool.runtime.memory.pool import default_pool_bytes
@@ -66,8 +68,6 @@ from pictool.serve.work import (
     VerificationEvent,
     WrittenPiece,
 )
-from pictool.store.matches import Match
-from pictool.store.recognition import ContentIndex, IndexThread
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model

@@ -35,6 +35,8 @@ from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.policies.fixup import without_table
 from pictool.linker.spec import Spec
+from pictool.recognition.index import ContentIndex, IndexThread
+from pictool.recognition.matches import Match
 from pictool.runtime.model import Model
 from pictool.serve.admission import AdmissionControl, held
 from pictool.serve.backends.query import ServedQuery
@@ -73,8 +75,6 @@ from pictool.serve.work import (
 )
 from pictool.store.entries import Entry
 from pictool.store.eviction import remove_all
-from pictool.store.matches import Match
-from pictool.store.recognition import ContentIndex, IndexThread
 
 if TYPE_CHECKING:
     from pictool.serve.schema import DocumentQuery
