@@ -2,7 +2,7 @@
 
     python -m benchmarks.attention_kinds --out benchmarks/results/attention_kinds.json
 
-The shapes `small*` of `pictool/bench/shapes.yaml`, by `pic bench sync`'s own measurement. `object_bytes` is what the
+The shapes `small*` of `pictool/bench/shapes.yaml`, by `pic bench`'s own measurement. `object_bytes` is what the
 prompt's objects take.
 """
 
@@ -39,7 +39,7 @@ def measure(shape: str, options: PromptOptions, device: str = "cpu", dtype: str 
     methods = {method.label: method for method in result.methods}
     return {
         "shape": shape, "model_type": model.config.model_type, "prompt_tokens": result.prompt_tokens,
-        "object_bytes": result.object_bytes, "weights_a_row": count_weights(model.module, model.config)[1],
+        "object_bytes": result.object_bytes, "weights_a_row": count_weights(model.module, model.config),
         "full_ttft_s": [sample.ttft_s for sample in methods["full"].samples],
         "linked_ttft_s": [sample.ttft_s for sample in methods[POLICY].samples],
         "speedup": methods[POLICY].speedup, "row_floor": methods[POLICY].row_floor,

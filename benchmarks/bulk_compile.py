@@ -23,6 +23,7 @@ import torch
 
 from benchmarks.output import write_results
 from pictool.cluster.bulk import Progress, compile_bulk
+from pictool.cluster.loading import ModelSpec
 from pictool.cluster.session import connected
 from pictool.cluster.sources import Columns, find_sources
 from pictool.cluster.worker import BulkSpec
@@ -58,7 +59,7 @@ def run_bulk(model: str, texts: list[str], root: Path, workers: int) -> dict[str
     source = root / "texts.jsonl"
     source.write_text("\n".join(json.dumps({"text": text}) for text in texts))
     seen: list[Progress] = []
-    spec = BulkSpec(Remote(str(root / "remote")), model, "cpu")
+    spec = BulkSpec(ModelSpec(model, "cpu"), Remote(str(root / "remote")))
     began = time.perf_counter()
     done = compile_bulk(find_sources([str(source)]), Columns(), spec, workers, seen.append).progress
     seconds = time.perf_counter() - began

@@ -21,7 +21,7 @@ from typing import Any
 from ray.serve.config import RequestRouterConfig
 
 from benchmarks.output import write_results
-from benchmarks.serve_fleet import Fleet, asked, running
+from benchmarks.serve_fleet import Fleet, request_of, running
 from pictool.cluster.serving import ROUTER
 from pictool.cluster.session import connected
 
@@ -32,7 +32,7 @@ _WARM_UP = 60  # requests of an object, enough for every replica
 
 async def first_event_s(fleet: Fleet, key: str) -> float:
     began = time.perf_counter()
-    async with aclosing(fleet.backend.answer(asked(key))) as events:
+    async with aclosing(fleet.backend.answer(request_of(key, fleet.tokens[key]))) as events:
         await anext(events)
         return time.perf_counter() - began
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.serve_fleet --out benchmarks/results/serve_fleet.json
 
-500 documents, of which a replica's local tier holds 200. For each router: the tiers are emptied, each document is asked
-for once, and then as Zipf's law has it (exponent 1), some at once; bytes count from then on. Answers are one token,
-since what is measured comes before it. Then a replica is killed while documents are asked for: each answer is compared
-with that of one process. Choosing is timed with and without Ray.
+500 documents, of which a replica's local tier holds 200. For each router: the tiers are emptied, each document is
+requested once, and then as Zipf's law has it (exponent 1), some at once; bytes count from then on. Answers are one
+token, since what is measured comes before it. Then a replica is killed while documents are requested: each answer is
+compared with that of one process. Choosing is timed with and without Ray.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,18 @@ import psutil
 from benchmarks.fleet import state
 from benchmarks.output import write_results
 from pictool.cluster.fleet import FleetBackend
-from pictool.cluster.replica import TIERS
-from pictool.cluster.residency import SENT_S
-from pictool.cluster.serving import Scale, deployed
+from pictool.cluster.loading import ModelSpec
+from pictool.cluster.replica import KEY_DIGITS, MOST_HELD, TIERS, ReplicaSpec
+from pictool.cluster.serving import SENT_S, Scale, deployed
 from pictool.cluster.session import connected
-from pictool.cluster.torch_replica import TorchSpec
 from pictool.compiler.compile import compile_chunks
 from pictool.core import Chunk, Sampling
 from pictool.linker.grid import parse_policy
-from pictool.routing import Routing
+from pictool.routing import Residency, Routing
 from pictool.runtime.model import Model, load_model
 from pictool.serve.answers import AnswerCollector, collect
-from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
+from pictool.serve.backends.base import BackendSettings
+from pictool.serve.backends.torch.backend import TorchBackend
 from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import AnswerRequest, ObjectReference, PlainText, RawPrompt
@@ -51,7 +51,6 @@ from pictool.store.usage import read_counts
 APP = "fleet"
 REPLICAS = 3
 ROUTERS = ("round robin", "two choices", "residency")
-_COUNTED_S = 1.5  # until counts of use are written
 _FORGOTTEN_S = SENT_S + 1  # until replicas have reported, and what was sent to them before no longer counts as held
 _COUNTING = "benchmarks.fleet.router.CountingRouter"
 _QUESTION = "Really?"
@@ -66,16 +65,26 @@ class Fleet:
     model: Model
     settings: BackendSettings
     root: Path
-    keys: list[str]
+    tokens: dict[str, int]  # of each object, by key
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self.tokens)
 
     @property
     def tiers(self) -> list[Path]:
         return sorted((self.root / "store" / TIERS).glob("*"))
 
     def fetched(self) -> int:
-        """Bytes that came to the local tiers."""
-        time.sleep(_COUNTED_S)
+        """Bytes that came to the local tiers. A replica that reports writes its counts first."""
+        import ray
+
+        ray.get([actor.record_routing_stats.remote() for actor in actors()])
         return sum(read_counts(tier).written_bytes for tier in self.tiers)
+
+    def num_holders(self, key: str) -> int:
+        """The replicas that have an object."""
+        return sum(Store(tier).path(key).exists() for tier in self.tiers)
 
 
 @contextmanager
@@ -88,25 +97,25 @@ def running(
     done = compile_chunks(model, remote, [Chunk(text, model.encode(text), "") for text in texts])
     size = sum(part.path.stat().st_size for part in done) // objects
     settings = BackendSettings(parse_policy("legolink-4"), refresh_s=3600, name="tiny")
-    spec = TorchSpec(
-        Remote(str(root / "remote")), str(root / "store"), settings, held * size, model=model_name, device="cpu"
-    )
-    scale = Scale(REPLICAS, REPLICAS, cpus=0.25, gpus=0, ongoing=32, queued=256, load=8)
+    spec = ReplicaSpec(
+        ModelSpec(model_name, "cpu"), Remote(str(root / "remote")), str(root / "store"), settings,
+        max_bytes=held * size,
+    )  # fmt: skip
+    scale = Scale(REPLICAS, REPLICAS, cpus=0.25, gpus=0)
     with ExitStack() as resources:
         resources.enter_context(connected(address))
         routing = Routing(queue_bytes=size / 8)  # so that bytes decide, but between long queues
-        calls = resources.enter_context(deployed(spec, scale, routing, app, router))
-        backend = resources.enter_context(closing(FleetBackend(model, spec.remote, settings, calls)))
-        yield Fleet(backend, model, settings, root, [part.key for part in done])
+        calls = resources.enter_context(deployed(spec, scale, app, routing, router))
+        backend = FleetBackend(model, spec.remote, settings, calls)
+        yield Fleet(backend, model, settings, root, {part.key: len(part.chunk) for part in done})
 
 
-def asked(key: str, max_tokens: int = 1) -> AnswerRequest:
-    return AnswerRequest(
-        _NOBODY, RawPrompt((ObjectReference(key), PlainText(_QUESTION))), Sampling(0.0), max_tokens, num_top=2
-    )
+def request_of(key: str, num_tokens: int, max_tokens: int = 1) -> AnswerRequest:
+    prompt = RawPrompt((ObjectReference(key, num_tokens), PlainText(_QUESTION)))
+    return AnswerRequest(_NOBODY, prompt, Sampling(0.0), max_tokens, num_top=2)
 
 
-async def run_all(backend: FleetBackend, wanted: Sequence[str], at_once: int, max_tokens: int = 1) -> list[Any]:
+async def run_all(fleet: Fleet, keys: Sequence[str], at_once: int, max_tokens: int = 1) -> list[Any]:
     """All requests, some at once: their answers, or what they were refused with; and the seconds of each."""
     room, seconds = asyncio.Semaphore(at_once), list[float]()
 
@@ -114,13 +123,13 @@ async def run_all(backend: FleetBackend, wanted: Sequence[str], at_once: int, ma
         async with room:
             began = time.perf_counter()
             try:
-                return await collect(backend.answer(asked(key, max_tokens)))
+                return await collect(fleet.backend.answer(request_of(key, fleet.tokens[key], max_tokens)))
             except ApiError as error:
                 return error
             finally:
                 seconds.append(time.perf_counter() - began)
 
-    return [await asyncio.gather(*(one(key) for key in wanted)), seconds]
+    return [await asyncio.gather(*(one(key) for key in keys)), seconds]
 
 
 def draw(keys: Sequence[str], count: int, seed: int) -> list[str]:
@@ -149,10 +158,10 @@ def measure(fleet: Fleet, router: str, requests: int, at_once: int) -> Measured:
     state.order = router
     state.calls.clear()
     try:
-        asyncio.run(run_all(fleet.backend, random.Random(1).sample(fleet.keys, len(fleet.keys)), at_once))
+        asyncio.run(run_all(fleet, random.Random(1).sample(fleet.keys, len(fleet.keys)), at_once))
         before, warm_up = fleet.fetched(), Counter(state.calls)
         began = time.perf_counter()
-        answers, seconds = asyncio.run(run_all(fleet.backend, draw(fleet.keys, requests, 3), at_once))
+        answers, seconds = asyncio.run(run_all(fleet, draw(fleet.keys, requests, 3), at_once))
         took = time.perf_counter() - began
     finally:
         state.order = "residency"
@@ -179,12 +188,14 @@ class Killed:
 
 def kill_one(fleet: Fleet, requests: int, at_once: int) -> Killed:
     """Kill a replica while requests run; each answer is compared with that of one process."""
-    wanted = draw(fleet.keys[:40], requests, 5)
+    keys = draw(fleet.keys[:40], requests, 5)
     with TorchBackend(fleet.model, Store(fleet.root / "remote"), fleet.settings) as single:
-        expected = {key: asyncio.run(collect(single.answer(asked(key, 8)))) for key in set(wanted)}
+        expected = {
+            key: asyncio.run(collect(single.answer(request_of(key, fleet.tokens[key], 8)))) for key in set(keys)
+        }
 
     async def killed() -> list[Any]:
-        running = asyncio.ensure_future(run_all(fleet.backend, wanted, at_once, 8))
+        running = asyncio.ensure_future(run_all(fleet, keys, at_once, 8))
         while fleet.backend.status().active < 2:
             await asyncio.sleep(0.01)
         replicas()[0].kill()
@@ -192,13 +203,13 @@ def kill_one(fleet: Fleet, requests: int, at_once: int) -> Killed:
         return (await running)[0]  # type: ignore[no-any-return]
 
     answers = asyncio.run(killed())
-    refused = Counter(told.status for told in answers if isinstance(told, ApiError))
-    told = [(key, answer) for key, answer in zip(wanted, answers, strict=True) if isinstance(answer, AnswerCollector)]
+    refused = Counter(answer.status for answer in answers if isinstance(answer, ApiError))
+    answered = [(key, answer) for key, answer in zip(keys, answers, strict=True) if isinstance(answer, AnswerCollector)]
     wrong = sum(
         answer.listed[0].text != expected[key].listed[0].text or answer.reuse != expected[key].reuse
-        for key, answer in told
+        for key, answer in answered
     )
-    return Killed(len(told), dict(refused), wrong)
+    return Killed(len(answered), dict(refused), wrong)
 
 
 def replicas() -> list[psutil.Process]:
@@ -206,24 +217,31 @@ def replicas() -> list[psutil.Process]:
     return [child for child in children if f"ServeReplica:{APP}" in " ".join(child.cmdline()[:1])]
 
 
+def actors() -> list[Any]:
+    """Ray's actors of the replicas."""
+    import ray
+    from ray.util import list_named_actors
+
+    names = [actor for actor in list_named_actors(all_namespaces=True) if f"SERVE_REPLICA::{APP}" in actor["name"]]
+    return [ray.get_actor(**name) for name in names]
+
+
 def time_choices(replicas: int, keys: int, rounds: int = 2000) -> dict[str, float]:
     """Median microseconds of a choice, without Ray: among so many replicas that report what they hold."""
-    from pictool.cluster.residency import MOST_HELD, Residency, report_of
-
     names = [f"{number:x}" for number in range(replicas)]
-    objects = [f"{number:064x}" for number in range(4 * MOST_HELD)]
+    objects = [f"{number:0{KEY_DIGITS}x}" for number in range(4 * MOST_HELD)]
     draws = random.Random(0)
-    router = Residency(Routing())
+    router = Residency(sent_s=SENT_S)
     router.keep(names)
     for name in names:
-        router.take_report(name, report_of((key, 1 << 20) for key in draws.sample(objects, MOST_HELD)))
+        router.take_report(name, dict.fromkeys(draws.sample(objects, MOST_HELD)))
     took = []
     for _ in range(rounds):
-        wanted, queues = draws.sample(objects, keys), {name: float(draws.randrange(4)) for name in names}
+        request = dict.fromkeys(draws.sample(objects, keys), 1 << 20)
+        queues = {name: float(draws.randrange(4)) for name in names}
         began = time.perf_counter()
-        first = router.order(wanted, queues)[0]
-        router.count(first)
-        router.was_sent(wanted, first)
+        first = router.order(request, queues)[0]
+        router.was_sent(request, first)
         took.append(time.perf_counter() - began)
     return {"replicas": replicas, "keys": keys, "choose_us": 1e6 * statistics.median(took)}
 

@@ -30,10 +30,10 @@ import httpx
 from benchmarks.output import write_results
 from pictool.bench.prompts import random_chunks, random_tail
 from pictool.bench.shapes import random_model
-from pictool.controller.measuring import token_bytes
 from pictool.linker.grid import parse_policy
 from pictool.serve.app import make_app
-from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
+from pictool.serve.backends.base import BackendSettings
+from pictool.serve.backends.torch.backend import TorchBackend
 from pictool.serve.running import run
 from pictool.serve.service import Service
 from pictool.serve.tenants import Keys, Tenant
@@ -70,7 +70,7 @@ async def make_users(
         chunks = random_chunks(model, DOCUMENTS, DOCUMENT_TOKENS, seed)
         texts = [{"model": backend.model, "text": chunk.text} for chunk in chunks]
         made = [(await client.post("/v1/caches", json=text)).raise_for_status().json() for text in texts]
-        num_bytes += sum(len(chunk.tokens) for chunk in chunks) * token_bytes(model)
+        num_bytes += sum(len(chunk.tokens) for chunk in chunks) * model.token_bytes
         users.append(
             {
                 "model": backend.model, "prompt": random_tail(model, QUESTION_TOKENS, seed), "max_tokens": NEW_TOKENS,

@@ -42,7 +42,7 @@ NEEDS = {
     "tui": ["tui"],
     "serve": ["serve", "--port", "0"],
     "mcp": ["mcp", "."],
-    "signed": ["store", "key", "new", "--force"],
+    "signed": ["store", "sign"],
     "ray": ["compile", "a.txt", "--ray", "local", "--remote", "remote"],
 }
 # What it does where it is installed, if not the same command: Python that runs in the folder.
@@ -96,7 +96,7 @@ import llama_cpp
 print(llama_cpp.llama_print_system_info())
 """,
     "structured": """
-from pictool.runtime.grammar import require_schema
+from pictool.runtime.chat.grammar import require_schema
 require_schema('{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}')
 """,
 }

@@ -108,6 +108,13 @@ class Geometry:
             return {"layers": self.layers, "parts": [asdict(part) for part in self.others]} | states
         return {"layers": self.layers, "kv_heads": self.kv_heads, "head_dim": self.head_dim} | states
 
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Geometry:
+        """The inverse of `fields`. Raises TypeError for others."""
+        more = dict(fields)
+        states = StateShape(**more.pop("states")) if "states" in more else None
+        return cls(others=tuple(KVPart(**part) for part in more.pop("parts", ())), states=states, **more)
+
 
 def standard_parts(kv_heads: int, head_dim: int) -> tuple[KVPart, ...]:
     """What standard attention keeps."""

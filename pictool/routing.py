@@ -1,29 +1,26 @@
 """Which replica a request goes to: `rank`, a pure function of its objects, where these are, and how long queues are.
 
 Object keys are what it goes by, not block hashes: linked blocks have a salt that nobody outside of an engine knows.
+`Residency` has what a router knows of its replicas, on Ray or by HTTP.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
-    Hashes = NDArray[np.uint64]
+import numpy as np
+from numpy.typing import NDArray
 
 QUEUE_BYTES = 1e8  # what is fetched in 0.1 s at 1 GB/s
 BOUND = 1.25  # c of Mirrokni et al.: less spreads sooner, more keeps homes longer
 LEAD = 16.0  # requests: so few are no imbalance
 WINDOW = 256  # requests of a replica, by which it is judged whether it gets more than others
+_REMEMBERED = 100_000  # objects that were sent to a replica
 _CACHED_FLEETS = 16
 
 
@@ -70,146 +67,113 @@ class RecentRequests:
             self._total /= 2
 
 
+class Residency:
+    """What a router knows of its replicas: which objects each holds, and its share of the late requests.
+
+    Args:
+        sent_s: for how long an object that was sent to a replica counts as held, whatever the replica reports.
+        clock: seconds, ascending.
+    """
+
+    def __init__(
+        self, routing: Routing = Routing(), sent_s: float = math.inf, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._routing, self._sent_s, self._clock, self._recent = routing, sent_s, clock, RecentRequests()
+        self._reported: dict[str, Collection[str]] = {}
+        self._sent_at: dict[str, dict[str, float]] = {}  # by replica and key, the last sent at the end
+
+    def keep(self, names: Collection[str]) -> None:
+        """These are the replicas now."""
+        self._reported = {name: self._reported.get(name, ()) for name in names}
+        self._sent_at = {name: self._sent_at.get(name, {}) for name in names}
+        self._recent.keep(names)
+
+    def take_report(self, name: str, keys: Collection[str]) -> None:
+        """A replica reports which objects it holds."""
+        self._reported[name] = keys
+
+    def was_sent(self, keys: Iterable[str], name: str) -> None:
+        """A replica has taken a request, so it will hold its objects."""
+        self._recent.add(name)
+        now, sent = self._clock(), self._sent_at[name]
+        for key in keys:
+            sent.pop(key, None)
+            sent[key] = now
+        while sent and (len(sent) > _REMEMBERED or now - sent[next(iter(sent))] > self._sent_s):
+            del sent[next(iter(sent))]
+
+    def forget(self, name: str) -> None:
+        """A replica may have lost what it held."""
+        self._sent_at[name] = {}
+
+    def order(self, keys: Mapping[str, int], queues: Mapping[str, float]) -> list[str]:
+        """The replicas of `queues`, the best first, for a request with the objects of these keys, and their bytes."""
+        oldest = self._clock() - self._sent_s
+        holders = {
+            key: [
+                name for name in queues
+                if key in self._reported[name] or self._sent_at[name].get(key, -math.inf) > oldest
+            ]
+            for key in keys
+        }  # fmt: skip
+        return rank(keys, holders, queues, self._routing, served=self._recent.counts)
+
+
 def rank(
     keys: Mapping[str, int], residency: Mapping[str, Collection[str]], queues: Mapping[str, float],
-    routing: Routing = Routing(), *, is_chain: bool = False, weights: Mapping[str, float] | None = None,
-    served: Mapping[str, float] | None = None,
+    routing: Routing = Routing(), *, served: Mapping[str, float] = {},
 ) -> list[str]:  # fmt: skip
     """The replicas, the best for a request first. The same arguments give the same order, in every process.
 
     The score of a replica is the bytes of the request's objects that it holds, less `queue_bytes` for each request in
-    its queue. Of a chain (an exact request) only the longest resident prefix counts, since nothing after a gap can be
-    reused (SGLang, RadixAttention). A cold object, which no replica holds, counts as held by its home: in the order of
-    weighted rendezvous hashing (Thaler and Ravishankar 1998; Schindelhauer and Schomaker 2005) the first replica whose
-    queue is within a bound of the mean (Mirrokni et al. 2018). So a cold object is fetched by one replica, even if
-    several processes route; a hot one spreads, once waiting for its holder costs more than fetching it again; and if a
-    replica joins or leaves, only its own share of homes moves. Equal scores are ordered by the hash of the first key.
+    its queue. A cold object, which no replica holds, counts as held by its home: in the order of rendezvous hashing
+    (Thaler and Ravishankar 1998) the first replica whose queue is within a bound of the mean (Mirrokni et al. 2018). So
+    a cold object is fetched by one replica, even if several processes route; a hot one spreads, once waiting for its
+    holder costs more than fetching it again; and if a replica joins or leaves, only its own share of homes moves. Equal
+    scores are ordered by the hash of the first key.
 
     Args:
         keys: bytes of the request's objects by key, in the order of the prompt.
         residency: the replicas that hold an object, by its key. Others than those of `queues` do not count.
         queues: requests that wait or run, by replica: all that can be chosen.
-        is_chain: the keys are those of a prefix chain, from its beginning on.
-        weights: what share of the load a replica is to have, relative to others; 1 without.
-        served: requests that were routed to each lately; one that joined has what is fair.
+        served: requests that were routed to each lately.
     """
-    import numpy as np
-
-    fleet = _fleet(tuple(queues))
-    if not fleet.names:
+    if not queues:
         return []
-    load = np.fromiter(queues.values(), np.float64, len(queues))
-    share = _shares(fleet, weights)
-    holders = {key: fleet.places(residency.get(key, ())) for key in keys}
-    is_over = _is_over(fleet, served, share, routing)
-    is_free = _is_free(load, is_over, share, routing)
-    held = _resident_bytes(fleet, keys, holders, is_chain)
-    for key, size in _cold(keys, holders, is_chain):
-        held[np.where(is_free, fleet.affinity(key, share), -1.0).argmax()] += size
-    score = held - routing.queue_bytes * load / share
-    order = np.lexsort((-fleet.affinity(next(iter(keys), ""), share), -score, is_over))
-    return [fleet.names[place] for place in order]
-
-
-def _is_over(fleet: _Fleet, served: Mapping[str, float] | None, share: Floats, routing: Routing) -> Flags:
-    """Which replicas got more than their share of the late requests; bool [replicas]."""
-    import numpy as np
-
-    if served is None:
-        return np.zeros(len(fleet.names), dtype=bool)
-    got = np.array([served.get(name, 0.0) for name in fleet.names])
-    return np.asarray(got >= routing.bound * got.sum() * share / share.sum() + routing.lead)
-
-
-def _is_free(load: Floats, is_over: Flags, share: Floats, routing: Routing) -> Flags:
-    """Which replicas take cold objects: those with a short queue, without those `is_over` if any is left; bool."""
-    import numpy as np
-
-    is_short = np.asarray(load < np.ceil(routing.bound * (load.sum() + 1) * share / share.sum()))
+    names = tuple(queues)
+    places = {name: place for place, name in enumerate(names)}
+    load = np.fromiter(queues.values(), np.float64, len(names))
+    got = np.array([served.get(name, 0.0) for name in names])
+    is_over = got >= routing.bound * got.mean() + routing.lead
+    is_short = load < np.ceil(routing.bound * (load.sum() + 1) / len(names))
     is_free = is_short & ~is_over
-    return is_free if is_free.any() else is_short
+    if not is_free.any():
+        is_free = is_short
+    held = np.zeros(len(names))
+    for key, size in keys.items():
+        holders = {places[name] for name in residency.get(key, ()) if name in places}
+        held[list(holders) or np.where(is_free, _affinity(names, key), -1.0).argmax()] += size
+    score = held - routing.queue_bytes * load
+    order = np.lexsort((-_affinity(names, next(iter(keys), "")), -score, is_over))
+    return [names[place] for place in order]
 
 
-def _resident_bytes(fleet: _Fleet, keys: Mapping[str, int], holders: Mapping[str, list[int]], is_chain: bool) -> Floats:
-    """Bytes that each replica holds, float64 [replicas]."""
-    import numpy as np
-
-    held = np.zeros(len(fleet.names))
-    for places, size in _resident(keys, holders, is_chain):
-        held[places] += size
-    return held
-
-
-def _resident(
-    keys: Mapping[str, int], holders: Mapping[str, list[int]], is_chain: bool
-) -> Iterable[tuple[list[int], int]]:
-    """Places of replicas, and bytes that each of these holds."""
-    if not is_chain:
-        return ((holders[key], size) for key, size in keys.items())
-    prefixes, whole = list[tuple[list[int], int]](), list[int]()
-    for number, (key, size) in enumerate(keys.items()):
-        whole = holders[key] if number == 0 else [place for place in whole if place in set(holders[key])]
-        if not whole:
-            break
-        prefixes.append((whole, size))
-    return prefixes
-
-
-def _cold(keys: Mapping[str, int], holders: Mapping[str, list[int]], is_chain: bool) -> list[tuple[str, int]]:
-    """Keys that nobody holds, and their bytes. A chain without its first object is cold as a whole, under that."""
-    if not is_chain:
-        return [(key, size) for key, size in keys.items() if not holders[key]]
-    first = next(iter(keys), None)
-    return [] if first is None or holders[first] else [(first, sum(keys.values()))]
-
-
-class _Fleet:
-    """Replicas by place, with what hashing needs of their names."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        import numpy as np
-
-        self.names = names
-        self._places = {name: place for place, name in enumerate(names)}
-        self._seeds: Hashes = np.array([_hash(name) for name in names], dtype=np.uint64)
-
-    def places(self, names: Iterable[str]) -> list[int]:
-        """Where these are; what is no replica of this fleet is left out, and what is named twice counts once."""
-        return list(dict.fromkeys(self._places[name] for name in names if name in self._places))
-
-    def affinity(self, key: str, share: Floats) -> Floats:
-        """Weighted rendezvous: how much each replica is the home of a key, above 0; float64 [replicas]."""
-        import numpy as np
-
-        mixed = _mix(self._seeds ^ np.uint64(_hash(key)))
-        uniform = ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1)
-        return -share / np.log(uniform)
+def _affinity(names: tuple[str, ...], key: str) -> NDArray[np.float64]:
+    """Rendezvous hashing: how much each replica is the home of a key, from 0; float64 [replicas]."""
+    return (_mix(_seeds(names) ^ np.uint64(_hash(key))) >> np.uint64(11)).astype(np.float64)
 
 
 @lru_cache(maxsize=_CACHED_FLEETS)
-def _fleet(names: tuple[str, ...]) -> _Fleet:
-    return _Fleet(names)
-
-
-def _shares(fleet: _Fleet, weights: Mapping[str, float] | None) -> Floats:
-    """Weights with a mean of 1, float64 [replicas]."""
-    import numpy as np
-
-    if weights is None:
-        return np.ones(len(fleet.names))
-    share = np.array([weights.get(name, 1.0) for name in fleet.names])
-    assert (share > 0).all()
-    return np.asarray(share / share.mean())
+def _seeds(names: tuple[str, ...]) -> NDArray[np.uint64]:
+    return np.array([_hash(name) for name in names], dtype=np.uint64)
 
 
 def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
 
 
-def _mix(values: Hashes) -> Hashes:
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finalizer of splitmix64 (Steele, Lea and Flood 2014); arithmetic is modulo 2^64."""
-    import numpy as np
-
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from benchmarks.fleet import state
-from pictool.cluster.request_router import ResidencyRouter
+from pictool.cluster.serving import ResidencyRouter
 
 
 class CountingRouter(ResidencyRouter):
@@ -15,19 +15,19 @@ class CountingRouter(ResidencyRouter):
 
     _turn = 0
 
-    def in_order(self, candidates: list[Any], pending_request: Any) -> list[Any]:
+    async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
         began = time.perf_counter()
-        ranked: list[Any] = super().in_order(candidates, pending_request)
+        ranked: list[list[Any]] = await super().choose_replicas(candidate_replicas, pending_request)
         state.choose_s.append(time.perf_counter() - began)
         if state.order == "round robin":
             self._turn += 1
-            ranked = sorted(candidates, key=lambda replica: str(replica.replica_id.unique_id))
+            ranked.sort(key=lambda replicas: str(replicas[0].replica_id.unique_id))
             ranked = ranked[self._turn % len(ranked) :] + ranked[: self._turn % len(ranked)]
         elif state.order == "two choices":
-            two = random.sample(candidates, min(2, len(candidates)))
-            ranked = sorted(two, key=lambda replica: self.replica_queue_len_cache.get(replica.replica_id) or 0)
+            two = random.sample(ranked, min(2, len(ranked)))
+            ranked = sorted(two, key=lambda replicas: self.replica_queue_len_cache.get(replicas[0].replica_id) or 0)
         return ranked
 
-    def on_send_request(self, replica_id: Any) -> None:
-        super().on_send_request(replica_id)
+    def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
+        super().on_request_routed(pending_request, replica_id, result)
         state.calls[replica_id.unique_id] += 1

@@ -158,14 +158,13 @@ def _stated_share(options: RouteOptions) -> float:
 
 def _measured(options: RouteOptions, settings: Settings) -> tuple[int, Costs]:
     from benchmarks.fleet_simulator.simulator import Costs
-    from pictool.controller.measuring import token_bytes
     from pictool.controller.profile import make_estimator
     from pictool.linker.grid import parse_policy
 
     model, policy = open_model(settings), parse_policy(options.policy)
     estimator = make_estimator(model, policy, on_measure=note_measuring)
     has_ratio = policy.knob is not None and policy.knob.is_share
-    return token_bytes(model), Costs(estimator, _stated_share(options) if has_ratio else _static_share(model, options))
+    return model.token_bytes, Costs(estimator, _stated_share(options) if has_ratio else _static_share(model, options))
 
 
 def _static_share(model: Model, options: RouteOptions) -> float:

@@ -33,7 +33,7 @@ from pictool.routing import RecentRequests, Routing, rank
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 _WARM_UP = 0.5  # of the requests, which fill the local tiers: neither their bytes nor their TTFT count
-_GRID = 64  # lengths of context at which the estimator is asked; between them it is interpolated
+_GRID = 64  # lengths of context at which the estimator is called; between them it is interpolated
 _AFFINITY_SLACK = 10  # requests by which a preferred queue may be longer than another (Ray's prefix-aware router)
 _POINTS = 100  # of a replica on the ring
 
@@ -125,12 +125,12 @@ class Requests:
     """All requests, drawn before anything is simulated.
 
     Fields:
-        arrivals: seconds, ascending [requests]. wanted: objects of each, in order [requests, documents].
+        arrivals: seconds, ascending [requests]. documents: objects of each, in order [requests, documents].
         compute_s: seconds of linking [requests]. sizes: bytes of each object [objects]. names: their keys.
     """
 
     arrivals: Floats
-    wanted: Ints
+    documents: Ints
     compute_s: Floats
     sizes: Ints
     names: tuple[str, ...]
@@ -150,9 +150,11 @@ def draw_requests(demand: Demand, costs: Costs, token_bytes: int) -> Requests:
     hot = order[topics // 2 + (arrivals / demand.hot_s).astype(np.int64) % (topics - topics // 2)]
     chosen = np.where(draw.random(demand.requests) < demand.hot_share, hot, chosen)
     inside = draw.random((demand.requests, demand.topic)).argsort(axis=1)[:, : demand.documents]
-    wanted = chosen[:, None] * demand.topic + inside
-    compute_s = costs.seconds(tokens[wanted].sum(axis=1), demand.tail, demand.documents)
-    return Requests(arrivals, wanted, compute_s, tokens * token_bytes, tuple(f"{i:x}" for i in range(demand.objects)))
+    documents = chosen[:, None] * demand.topic + inside
+    compute_s = costs.seconds(tokens[documents].sum(axis=1), demand.tail, demand.documents)
+    return Requests(
+        arrivals, documents, compute_s, tokens * token_bytes, tuple(f"{i:x}" for i in range(demand.objects))
+    )
 
 
 class Replica:
@@ -167,17 +169,17 @@ class Replica:
         self.running: dict[int, None] = {}  # requests, in order
         self.served, self.busy_s = 0, 0.0
 
-    def serve(self, now: float, wanted: Sequence[int], sizes: Sequence[int], compute_s: float) -> tuple[float, int]:
+    def serve(self, now: float, documents: Sequence[int], sizes: Sequence[int], compute_s: float) -> tuple[float, int]:
         """Route a request here: when its first token is there, and the bytes that come from the remote."""
         site, missing, count = self._site, 0, 0
-        for number, size in zip(wanted, sizes, strict=True):
+        for number, size in zip(documents, sizes, strict=True):
             if number in self.held:
                 self.held.move_to_end(number)
             else:
                 missing, count = missing + size, count + 1
                 self.held[number] = size
                 self.num_bytes += size
-        while self.num_bytes > site.cache_bytes and len(self.held) > len(wanted):
+        while self.num_bytes > site.cache_bytes and len(self.held) > len(documents):
             gone, size = self.held.popitem(last=False)
             self.num_bytes -= size
             self.evicted.append(gone)
@@ -202,13 +204,13 @@ class Router(ABC):
         self._sizes, self._names, self._routing, self._draw = sizes, names, routing, random.Random(seed)
 
     @abstractmethod
-    def choose(self, wanted: Sequence[int]) -> str:
+    def choose(self, documents: Sequence[int]) -> str:
         """The replica for a request."""
 
     def changed(self) -> None:  # noqa: B027 (a router may keep nothing)
         """Called when a replica joined or left."""
 
-    def routed(self, wanted: Sequence[int], name: str) -> None:  # noqa: B027 (a router may keep nothing)
+    def routed(self, documents: Sequence[int], name: str) -> None:  # noqa: B027 (a router may keep nothing)
         """Called when a request was routed."""
 
     def evicted(self, number: int, name: str) -> None:  # noqa: B027 (a router may keep nothing)
@@ -232,7 +234,7 @@ class RoundRobin(Router):
     label = "round robin"
     _next = 0
 
-    def choose(self, wanted: Sequence[int]) -> str:
+    def choose(self, documents: Sequence[int]) -> str:
         self._next += 1
         return self._alive[self._next % len(self._alive)]
 
@@ -242,7 +244,7 @@ class TwoChoices(Router):
 
     label = "two choices"
 
-    def choose(self, wanted: Sequence[int]) -> str:
+    def choose(self, documents: Sequence[int]) -> str:
         return self._shorter_of_two()
 
 
@@ -255,17 +257,17 @@ class PrefixAffinity(Router):
         super().__init__(*args)
         self._last: dict[tuple[int, ...], str] = {}
 
-    def choose(self, wanted: Sequence[int]) -> str:
+    def choose(self, documents: Sequence[int]) -> str:
         other = self._shorter_of_two()
-        for length in range(len(wanted), 0, -1):
-            name = self._last.get(tuple(wanted[:length]))
+        for length in range(len(documents), 0, -1):
+            name = self._last.get(tuple(documents[:length]))
             if name in self.queues:
                 return name if self.queues[name] <= self.queues[other] + _AFFINITY_SLACK else other
         return other
 
-    def routed(self, wanted: Sequence[int], name: str) -> None:
-        for length in range(1, len(wanted) + 1):
-            self._last[tuple(wanted[:length])] = name
+    def routed(self, documents: Sequence[int], name: str) -> None:
+        for length in range(1, len(documents) + 1):
+            self._last[tuple(documents[:length])] = name
 
 
 class BoundedHashing(Router):
@@ -277,9 +279,9 @@ class BoundedHashing(Router):
         points = sorted(point for name in self.queues for point in _points(name))
         self._points, self._owners = [point for point, _ in points], [name for _, name in points]
 
-    def choose(self, wanted: Sequence[int]) -> str:
+    def choose(self, documents: Sequence[int]) -> str:
         most = math.ceil(self._routing.bound * (sum(self.queues.values()) + 1) / len(self.queues))
-        at = bisect_right(self._points, _hash64(self._names[wanted[0]]))
+        at = bisect_right(self._points, _hash64(self._names[documents[0]]))
         while self.queues[name := self._owners[at % len(self._owners)]] >= most:
             at += 1
         return name
@@ -294,15 +296,15 @@ class Residency(Router):
         super().__init__(*args)
         self._holders: dict[str, set[str]] = {}
 
-    def choose(self, wanted: Sequence[int]) -> str:
-        return self._choose(wanted, None)
+    def choose(self, documents: Sequence[int]) -> str:
+        return self._choose(documents, {})
 
-    def _choose(self, wanted: Sequence[int], served: Mapping[str, float] | None) -> str:
-        keys = {self._names[number]: int(self._sizes[number]) for number in wanted}
+    def _choose(self, documents: Sequence[int], served: Mapping[str, float]) -> str:
+        keys = {self._names[number]: int(self._sizes[number]) for number in documents}
         return rank(keys, self._holders, self.queues, self._routing, served=served)[0]
 
-    def routed(self, wanted: Sequence[int], name: str) -> None:
-        for number in wanted:
+    def routed(self, documents: Sequence[int], name: str) -> None:
+        for number in documents:
             self._holders.setdefault(self._names[number], set()).add(name)
 
     def evicted(self, number: int, name: str) -> None:
@@ -321,11 +323,11 @@ class EvenResidency(Residency):
     def changed(self) -> None:
         self._served.keep(self.queues)
 
-    def choose(self, wanted: Sequence[int]) -> str:
-        return self._choose(wanted, self._served.counts)
+    def choose(self, documents: Sequence[int]) -> str:
+        return self._choose(documents, self._served.counts)
 
-    def routed(self, wanted: Sequence[int], name: str) -> None:
-        super().routed(wanted, name)
+    def routed(self, documents: Sequence[int], name: str) -> None:
+        super().routed(documents, name)
         self._served.add(name)
 
 
@@ -437,14 +439,14 @@ class Simulation:
                 del self._replicas[name].running[number]
 
     def _route(self, number: int, now: float) -> None:
-        wanted = self._requests.wanted[number].tolist()
+        documents = self._requests.documents[number].tolist()
         began = time.perf_counter()
-        name = self._router.choose(wanted)
+        name = self._router.choose(documents)
         self._choose_s.append(time.perf_counter() - began)
-        sizes = self._requests.sizes[wanted].tolist()
+        sizes = self._requests.sizes[documents].tolist()
         replica = self._replicas[name]
-        end, moved = replica.serve(now, wanted, sizes, float(self._requests.compute_s[number]))
-        self._router.routed(wanted, name)
+        end, moved = replica.serve(now, documents, sizes, float(self._requests.compute_s[number]))
+        self._router.routed(documents, name)
         self._router.queues[name] += 1
         replica.running[number] = None
         self._first_token[number] = end
@@ -483,7 +485,7 @@ def _deaths(site: Site, duration: float, seed: int) -> Iterator[tuple[float, str
 
 def routing_for(site: Site, requests: Requests) -> Routing:
     """λ: the bytes that come from the remote in the time that a request takes whose objects are local."""
-    sizes = requests.sizes[requests.wanted[:1000]]
+    sizes = requests.sizes[requests.documents[:1000]]
     local_s = [site.local.seconds(float(total), sizes.shape[1]) for total in sizes.sum(axis=1)]
     return Routing(float(np.maximum(local_s, requests.compute_s[:1000]).mean()) * site.remote.bytes_s)
 

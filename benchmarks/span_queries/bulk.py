@@ -17,7 +17,6 @@ from benchmarks.span_queries.options import BulkOptions
 from pictool.bench.prompts import require_disk
 from pictool.bench.repeats import MedianRange, OnRun
 from pictool.compiler.compile import Compiled
-from pictool.controller.measuring import token_bytes
 from pictool.core import Chunk
 from pictool.engines.torch import TorchEngine
 from pictool.errors import InputError
@@ -121,7 +120,7 @@ def bench_bulk(
     items = [asked.items for asked in queries]
     distinct = {key: size for each in items for key, size in each.items()}
     tokens = max(options.share * sum(distinct.values()), _ROOM * max(sum(each.values()) for each in items))
-    capacity = int(tokens * token_bytes(model) * _OVERHEAD)
+    capacity = int(tokens * model.token_bytes * _OVERHEAD)
     runners = [*_stock(items), *(_runner(labelled, size, items, int(tokens)) for labelled in policies
                                  for size in options.sizes)]  # fmt: skip
     require_disk(directory, capacity * len(runners))

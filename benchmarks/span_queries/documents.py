@@ -15,7 +15,6 @@ from benchmarks.span_queries.options import DocumentsOptions
 from benchmarks.span_queries.quality import Quality, measure_quality
 from pictool.bench.prompts import random_chunks, random_tail, require_disk, require_positions
 from pictool.bench.repeats import MedianRange, OnRun, interleave, median_ratio
-from pictool.controller.measuring import token_bytes
 from pictool.core import Chunk
 from pictool.engines.torch import TorchEngine
 from pictool.eval.datasets.base import Case
@@ -67,7 +66,7 @@ def bench_documents(
     """
     longest = max(options.counts) * options.tokens + _TAIL
     require_positions(model, longest, "fewer --documents or --tokens")
-    require_disk(directory, 2 * longest * token_bytes(model))
+    require_disk(directory, 2 * longest * model.token_bytes)
     chunks = random_chunks(model, max(options.counts), options.tokens, options.seed)
     engine = TorchEngine(model, Store(directory / "objects"))
     engine.compile(chunks)

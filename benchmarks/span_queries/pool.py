@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.span_queries.options import PoolOptions
 from pictool.bench.prompts import compile_for, random_chunks, random_tail, require_positions
 from pictool.bench.repeats import MedianRange, OnRun, median_ratio, rotated
-from pictool.controller.measuring import token_bytes
 from pictool.core import Chunk
 from pictool.engines.base import LinkResult
 from pictool.engines.torch import TorchEngine
 from pictool.linker.grid import LabelledPolicy
 from pictool.linker.policies.base import Policy
-from pictool.linker.pool_use import PoolUse
+from pictool.linker.residency import PoolUse
 from pictool.linker.spec import Spec
 from pictool.runtime.memory.image import GROWTH
 from pictool.runtime.memory.pool import slot_bytes
@@ -134,14 +133,14 @@ def _measure(
                 uses += use_of(result)
             del result  # its image goes back to the pool
         on_run()
-    return _point(labelled.label, stream, options, ttft, uses, token_bytes(model))
+    return _point(labelled.label, stream, options, ttft, uses, model.token_bytes)
 
 
 def warmed(
     model: Model, policy: Policy, requests: Sequence[Sequence[Chunk]], options: PoolOptions, directory: Path
 ) -> Store:
     """A store whose host memory has every layer before anything is measured."""
-    store = Store(directory, memory_bytes=len(requests) * options.documents * options.tokens * token_bytes(model))
+    store = Store(directory, memory_bytes=len(requests) * options.documents * options.tokens * model.token_bytes)
     engine = TorchEngine(model, store)
     for chunk in {chunk for chunks in requests for chunk in chunks}:
         engine.link(Spec.raw([chunk], "x", policy))

@@ -17,12 +17,11 @@ from benchmarks.span_queries.options import PoolOptions
 from benchmarks.span_queries.pool import MEMORY, STREAMS, TAIL, pool_bytes, requests_of, use_of, warmed
 from pictool.bench.prompts import random_chunks, random_tail
 from pictool.bench.repeats import MedianRange, OnRun, median_ratio, rotated
-from pictool.controller.measuring import token_bytes
 from pictool.core import Chunk
 from pictool.engines.torch import TorchEngine
 from pictool.errors import PicError
 from pictool.linker.grid import LabelledPolicy
-from pictool.linker.pool_use import PoolUse
+from pictool.linker.residency import PoolUse
 from pictool.linker.spec import Spec
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def _measure(
                 seconds[way].append(took)
                 uses[way].append(got)
         on_run()
-    return _point(labelled.label, stream, options, seconds, uses, token_bytes(model))
+    return _point(labelled.label, stream, options, seconds, uses, model.token_bytes)
 
 
 def _link(engine: TorchEngine, specs: Sequence[Spec], together: bool) -> tuple[float, list[PoolUse]]:

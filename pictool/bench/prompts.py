@@ -15,7 +15,6 @@ import numpy as np
 from pictool.bench.options import PromptOptions
 from pictool.compiler.compile import CODEC, compile_chunks
 from pictool.compiler.sensitivity import PROBES
-from pictool.controller.measuring import token_bytes
 from pictool.core import Chunk, CompileOptions
 from pictool.errors import InputError
 from pictool.linker.grid import LabelledPolicy
@@ -74,7 +73,7 @@ def compile_for(model: Model, store: Store, chunks: Sequence[Chunk], policies: S
     """
     kinds = object_kinds([labelled.policy for labelled in policies], CODEC, PROBES)
     store.root.mkdir(parents=True, exist_ok=True)
-    require_disk(store.root, num_variants(kinds) * sum(map(len, chunks)) * token_bytes(model))
+    require_disk(store.root, num_variants(kinds) * sum(map(len, chunks)) * model.token_bytes)
     for kind in kinds:
         compile_chunks(model, store, chunks, kind)
 

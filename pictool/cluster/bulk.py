@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pictool.cluster.manifest import ManifestRow, to_table
+from pictool.cluster.session import cluster_resources
 from pictool.cluster.sources import Columns, SourceDocument, SourceFile, read_documents
 from pictool.cluster.worker import BulkSpec, CompileWorker, compile_counted
 from pictool.errors import ModelError, PicError, StoreError
@@ -127,8 +128,7 @@ def _rows(
     """The rows of all chunks, in the order in which they are ready."""
     import ray
 
-    prepare_data(batch_bytes)
-    is_on_gpu, count = workers_of(ray.cluster_resources(), spec.device, workers)
+    _prepare_data(batch_bytes)
     items = [asdict(source) for source in sources]
     tables = sum(source.is_table for source in sources)
     blocks = max(1, tables + math.ceil((len(items) - tables) / _FILES_PER_TASK))
@@ -136,21 +136,18 @@ def _rows(
         _read, fn_kwargs={"columns": columns, "batch_bytes": batch_bytes}, batch_size=None, batch_format="pyarrow",
         num_cpus=_READER_CPUS,
     )  # fmt: skip
+    attempts = ray.remote(_Attempts).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote()
+    there = cluster_resources()
+    gpus = 0 if spec.model.device == "cpu" else int(there.get("GPU", 0))
+    most = workers or gpus or max(1, int(there.get("CPU", 1)))
     rows = documents.map_batches(
-        _Actor, fn_constructor_args=(spec, _Attempts()), batch_size=None, batch_format="pyarrow",
-        concurrency=(1, count), num_cpus=spec.threads * _WORKER_SHARE, num_gpus=1 if is_on_gpu else 0,
+        _Actor, fn_constructor_args=(spec, attempts), batch_size=None, batch_format="pyarrow",
+        concurrency=(1, most), num_cpus=spec.model.threads * _WORKER_SHARE, num_gpus=1 if gpus else 0,
     )  # fmt: skip
     yield from rows.iter_batches(batch_size=None, batch_format="pyarrow")
 
 
-def workers_of(resources: dict[str, float], device: str, workers: int | None) -> tuple[bool, int]:
-    """Whether workers compute on GPUs, and how many there are."""
-    gpus = int(resources.get("GPU", 0))
-    is_on_gpu = device != "cpu" and gpus > 0
-    return is_on_gpu, workers or (gpus if is_on_gpu else max(1, int(resources.get("CPU", 1))))
-
-
-def prepare_data(batch_bytes: int) -> None:
+def _prepare_data(batch_bytes: int) -> None:
     """Let Ray Data say nothing but errors, and make blocks that are batches of the workers."""
     import ray
 
@@ -186,8 +183,8 @@ def _documents(documents: Sequence[SourceDocument]) -> pa.Table:
     return table.append_column("tag", pa.array([secrets.randbits(62) for _ in documents], pa.int64()))
 
 
-class _Counter:
-    """`Attempts` in a process of its own."""
+class _Attempts:
+    """Attempts that have not ended, counted in a process of its own; where its node dies, from the beginning."""
 
     def __init__(self) -> None:
         self._open = Counter[str]()
@@ -200,38 +197,27 @@ class _Counter:
         del self._open[name]
 
 
-class _Attempts:
-    """The counter of a job, from any process of it. Where its node dies it counts from the beginning."""
-
-    def __init__(self) -> None:
-        import ray
-
-        self._counter = ray.remote(_Counter).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote()
-
-    def begin(self, name: str) -> int:
-        import ray
-
-        return int(ray.get(self._counter.begin.remote(name)))
-
-    def end(self, name: str) -> None:
-        self._counter.end.remote(name)  # before what this process begins next
-
-
 class _Actor:
     """A worker in a process of its own."""
 
-    def __init__(self, spec: BulkSpec, attempts: _Attempts) -> None:
+    def __init__(self, spec: BulkSpec, attempts: Any) -> None:
         self._worker, self._attempts = CompileWorker(spec), attempts
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         records = batch.to_pylist()
         tags = [record.pop("tag") for record in records]
         documents = [SourceDocument(**record) for record in records]
+        end = self._attempts.end.remote  # it comes before what this process begins next
         try:
-            rows = compile_counted(self._worker.compile, documents, tags, self._attempts) if documents else []
+            rows = compile_counted(self._worker.compile, documents, tags, self._begin, end) if documents else []
             return to_table(rows)
         except PicError as error:  # Ray would wrap it, and lose what it is
             return to_table([ManifestRow.failed("", str(error), is_fatal=True)])
+
+    def _begin(self, name: str) -> int:
+        import ray
+
+        return int(ray.get(self._attempts.begin.remote(name)))
 
 
 def _count_lost(rows: pa.Table, lost: int) -> int:

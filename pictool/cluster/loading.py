@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pictool.errors import InputError, ModelError
 
@@ -11,49 +12,43 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 
-class ModelSpec(Protocol):
+@dataclass(frozen=True)
+class ModelSpec:
     """A model as a driver has it.
 
     Fields:
+        name: its directory or name, as `load_model` takes it.
         fingerprints: of the driver's model and tokenizer; None: not compared.
         threads: of computation.
         version: of the package, which all must have; "": not compared.
     """
 
-    @property
-    def model(self) -> str | None: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def salt(self) -> str: ...
-    @property
-    def fingerprints(self) -> tuple[str, str] | None: ...
-    @property
-    def threads(self) -> int: ...
-    @property
-    def version(self) -> str: ...
+    name: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    salt: str = field(default="", repr=False)
+    fingerprints: tuple[str, str] | None = None
+    threads: int = 1
+    version: str = ""
 
+    def load(self) -> Model:
+        """The model, with `threads` threads in this process; its weights are loaded when they are needed.
 
-def load_same_model(spec: ModelSpec) -> Model:
-    """The model, with `threads` threads in this process; its weights are loaded when they are needed.
+        Raises:
+            InputError or ModelError: it, or the package, is not what the driver has.
+        """
+        if self.version not in ("", version("pictool")):
+            raise InputError(
+                f"a worker has pictool {version('pictool')}, the driver {self.version}; install the same everywhere"
+            )
+        import torch
 
-    Raises:
-        InputError or ModelError: it, or the package, is not what the driver has.
-    """
-    if spec.version not in ("", version("pictool")):
-        raise InputError(
-            f"a worker has pictool {version('pictool')}, the driver {spec.version}; install the same on all machines"
-        )
-    import torch
+        from pictool.runtime.model import load_model
 
-    from pictool.runtime.model import load_model
-
-    torch.set_num_threads(spec.threads)
-    model = load_model(spec.model, spec.device, spec.dtype, spec.salt)
-    if spec.fingerprints not in (None, (model.target.model, model.target.tokenizer)):
-        raise ModelError(
-            f"{model.name}: a worker has another model than the driver; install the same model on all machines"
-        )
-    return model
+        torch.set_num_threads(self.threads)
+        model = load_model(self.name, self.device, self.dtype, self.salt)
+        if self.fingerprints not in (None, (model.target.model, model.target.tokenizer)):
+            raise ModelError(
+                f"{model.name}: a worker has another model than the driver; install the same model on all machines"
+            )
+        return model

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pictool.errors import InputError
 from pictool.store.files import atomic_write
 from pictool.store.remote.remote import Remote
-from pictool.store.signatures import Signed, SigningKey, Trust, require_signed_file, sign_file
+from pictool.store.signatures import Signed, SigningKey, sign_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,8 +99,8 @@ def write_manifest(path: Path, tables: Sequence[pa.Table], key: SigningKey | Non
         sign_file(key, path)
 
 
-def sign_computed(remote: Remote, tables: Sequence[pa.Table], key: SigningKey) -> int:
-    """Sign the objects at the remote that this compile computed; returns how many.
+def sign_computed(remote: Remote, tables: Sequence[pa.Table], key: SigningKey) -> None:
+    """Sign the objects at the remote that this compile computed.
 
     No worker has the key: a signature says that the driver's workers returned this digest for that key.
 
@@ -120,17 +119,3 @@ def sign_computed(remote: Remote, tables: Sequence[pa.Table], key: SigningKey) -
 
     with ThreadPoolExecutor(_CONNECTIONS, "pic-sign") as threads:
         list(threads.map(sign, computed))
-    return len(computed)
-
-
-def read_manifest(path: Path, trust: Trust | None = None) -> list[dict[str, object]]:
-    """The rows of a manifest. Raises InputError: it is none, or nobody whose signature `trust` requires signed it."""
-    import pyarrow as pa
-    from pyarrow.parquet import read_table
-
-    require_signed_file(trust, path)
-    try:
-        rows: list[dict[str, object]] = read_table(path).select(COLUMNS).to_pylist()
-    except (OSError, pa.ArrowInvalid, KeyError) as error:
-        raise InputError(f"{path}: is not a manifest ({' '.join(str(error).split())[:200]})") from error
-    return rows

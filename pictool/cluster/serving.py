@@ -1,35 +1,30 @@
-"""Replicas on Ray Serve: it starts, watches, replaces and scales them; calls go through its handle."""
+"""Replicas on Ray Serve: it starts, watches, replaces and scales them; calls go through its handle and our router."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import os
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pictool.cluster.fleet import Calls
-from pictool.cluster.replica import Replica, ReplicaLost, ReplicaSpec
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from pictool.cluster.fleet import Calls, ReplicaLost
+from pictool.cluster.replica import Replica, ReplicaSpec
 from pictool.errors import ModelError
-from pictool.routing import Routing
+from pictool.routing import Residency, Routing
 from pictool.serve.errors import queue_full
 
-_log = logging.getLogger("pictool.cluster")
-_DEPLOYMENT = "engine"
-ROUTER = "pictool.cluster.request_router.ResidencyRouter"
-_REPORT_S = 2.0  # between two reports of what a replica holds
+ROUTER = "pictool.cluster.serving.ResidencyRouter"
+REPORT_S, SENT_S = 2.0, 10.0  # between two reports of what a replica holds; for so long what was sent counts as held
 _STARTS = 2  # of a replica that cannot load its model
 _STOP_S = 5.0  # for calls that run, when a replica is to end
-_GAUGES = {
-    "objects": "Objects of the local tier that are reported to the router.",
-    "bytes": "Their bytes.",
-}
-_COUNTERS = {
-    "hits": "Objects that requests found in the local tier.",
-    "misses": "Objects that were fetched or compiled for requests.",
-    "written_bytes": "Bytes that were fetched or compiled.",
-}
 
 
 @dataclass(frozen=True)
@@ -39,58 +34,58 @@ class Scale:
     Fields:
         least, most: replicas; Ray scales between them by load.
         cpus, gpus: that a replica reserves in Ray's accounts.
-        ongoing: calls that a replica has at once; queued: that wait for one; load: calls of a replica that Ray scales
-            for.
     """
 
     least: int
     most: int
     cpus: float
     gpus: float
-    ongoing: int
-    queued: int
-    load: int
+
+
+class ResidencyRouter(RequestRouter):  # type: ignore[misc]
+    """Sends a call to the replica that `pictool.routing.rank` has first, or to the next one if that is full."""
+
+    def initialize_state(self, **fields: float) -> None:
+        """The fields of `Routing`, as `request_router_kwargs` has them."""
+        self._residency = Residency(Routing(**fields), SENT_S)
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Ray has others, or new reports of the same."""
+        self._residency.keep([replica.replica_id.unique_id for replica in replicas])
+        for replica in replicas:
+            self._residency.take_report(replica.replica_id.unique_id, replica.routing_stats.get("held", ()))
+        super().update_replicas(replicas)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The candidates in order, each by itself: Ray takes the first that has room."""
+        by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        queues = {name: self.replica_queue_len_cache.get(replica.replica_id) or 0 for name, replica in by_name.items()}
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True  # if all are full
+        return [[by_name[name]] for name in self._residency.order(_keys_of(pending_request), queues)]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        super().on_request_routed(pending_request, replica_id, result)
+        self._residency.was_sent(_keys_of(pending_request), replica_id.unique_id)
+
+
+def _keys_of(pending_request: PendingRequest | None) -> Mapping[str, int]:
+    return {} if pending_request is None else pending_request.kwargs["keys"]
 
 
 class _Engine(Replica):
-    """A replica in a process of Ray's. One that follows another which died has its local tier.
+    """A replica in a process of Ray's. One that follows another which died has its local tier."""
 
-    Where its engine dies it ends its process: Ray notices at once, and its calls go to another one.
-    """
-
-    async def __init__(self, spec: ReplicaSpec) -> None:  # type: ignore[misc]  # Ray Serve awaits it
-        from ray import serve
-        from ray.serve import metrics
-
+    def __init__(self, spec: ReplicaSpec) -> None:
         logging.getLogger("pictool").setLevel(logging.WARNING)
-        mounted = await spec.start(str(serve.get_replica_context().rank.rank))
-        super().__init__(mounted, on_lost=lambda: os._exit(1))
-        self._gauges = {name: metrics.Gauge(f"pic_tier_{name}", description=what) for name, what in _GAUGES.items()}
-        self._counters = {
-            name: metrics.Counter(f"pic_tier_{name}_total", description=what) for name, what in _COUNTERS.items()
-        }
-        self._counted = self.figures()  # of a local tier that another replica had before, too
-
-    def record_routing_stats(self) -> dict[str, Any]:
-        """As `Replica`'s; what Ray's own metrics say of the local tier is renewed, too."""
-        report = super().record_routing_stats()
-        figures = self.figures()
-        for name, gauge in self._gauges.items():
-            gauge.set(figures[name])
-        for name, counter in self._counters.items():
-            if (more := figures[name] - self._counted[name]) > 0:
-                counter.inc(more)
-        self._counted = figures
-        return report
-
-    def __del__(self) -> None:
-        if hasattr(self, "_backend"):  # it has started
-            self.close()
+        super().__init__(spec, str(serve.get_replica_context().rank.rank))
 
 
 @contextmanager
 def deployed(
-    spec: ReplicaSpec, scale: Scale, routing: Routing, app: str, router_class: str = ROUTER
+    spec: ReplicaSpec, scale: Scale, app: str, routing: Routing = Routing(), router_class: str = ROUTER
 ) -> Iterator[Calls]:
     """Have replicas until the end, on the cluster that Ray is connected to.
 
@@ -100,52 +95,37 @@ def deployed(
     Raises:
         ModelError: a replica cannot start.
     """
-    from ray import serve
-    from ray.serve.config import AutoscalingConfig, RequestRouterConfig
-
-    router = RequestRouterConfig(
-        request_router_class=router_class, request_router_kwargs=asdict(routing),
-        request_routing_stats_period_s=_REPORT_S,
-    )  # fmt: skip
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    active, queue = spec.settings.max_active, spec.settings.max_waiting
     count: dict[str, Any] = {"num_replicas": scale.least}
     if scale.most > scale.least:
         autoscaling = AutoscalingConfig(
-            min_replicas=scale.least, max_replicas=scale.most, target_ongoing_requests=scale.load
+            min_replicas=scale.least, max_replicas=scale.most, target_ongoing_requests=active
         )
         count = {"autoscaling_config": autoscaling}
     engines = serve.deployment(
-        _Engine, name=_DEPLOYMENT, max_ongoing_requests=scale.ongoing, max_queued_requests=scale.queued,
-        ray_actor_options={"num_cpus": scale.cpus, "num_gpus": scale.gpus}, request_router_config=router,
+        _Engine, name="engine", max_ongoing_requests=active + queue, max_queued_requests=queue,
+        ray_actor_options={"num_cpus": scale.cpus, "num_gpus": scale.gpus},
+        request_router_config=RequestRouterConfig(
+            request_router_class=router_class, request_router_kwargs=asdict(routing),
+            request_routing_stats_period_s=REPORT_S,
+        ),
         graceful_shutdown_timeout_s=_STOP_S, health_check_period_s=2.0, max_constructor_retry_count=_STARTS, **count,
     )  # fmt: skip
-    _be_quiet()
     serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False, "log_level": "ERROR"})
     try:
-        yield _calls(_run(engines.bind(spec), app))
+        try:
+            handle = serve.run(engines.bind(spec), name=app, route_prefix=None)
+        except RuntimeError as error:
+            raise ModelError(f"no replica can start: {_why(app) or ' '.join(str(error).split())[:300]}") from error
+        yield calls_of(handle)
     finally:
         serve.delete(app)
 
 
-def _run(application: Any, app: str) -> Any:
-    """The handle of an application once its replicas run. Raises ModelError."""
-    from ray import serve
-
-    try:
-        return serve.run(application, name=app, route_prefix=None)
-    except RuntimeError as error:
-        why = _why(app) or " ".join(str(error).split())[:300]
-        raise ModelError(f"no replica can start: {why}") from error
-
-
-def _be_quiet() -> None:
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    logging.getLogger("ray").setLevel(logging.ERROR)
-
-
 def _why(app: str) -> str:
     """What Ray says of replicas that did not start, its last line."""
-    from ray import serve
-
     status = serve.status().applications.get(app)
     messages = [] if status is None else [part.message for part in status.deployments.values()]
     lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
@@ -154,29 +134,20 @@ def _why(app: str) -> str:
     return (last.partition("Error: ")[2] or last)[:300]
 
 
-def _calls(handle: Any) -> Calls:
-    from ray.exceptions import RayError, RayTaskError
-    from ray.serve.exceptions import BackPressureError, RayServeException
+def calls_of(handle: Any) -> Calls:
+    """Calls of replicas through Ray's handle of their deployment."""
 
-    async def call(method: str, *arguments: Any, keys: tuple[str, ...], **named: Any) -> AsyncGenerator[Any, None]:
-        response = handle.options(method_name=method, stream=True).remote(*arguments, keys=keys, **named)
-        is_whole = False
+    async def call(method: str, *arguments: Any, keys: Mapping[str, int]) -> AsyncGenerator[Any, None]:
+        response = handle.options(method_name="call", stream=True).remote(method, *arguments, keys=keys)
         try:
             async for event in response:
                 yield event
-            is_whole = True
         except BackPressureError as error:
             raise queue_full() from error
-        except RayTaskError as error:
-            is_whole = True
-            if isinstance(error.cause, ReplicaLost):
-                raise ReplicaLost(str(error.cause)) from error
-            raise  # of the replica's own code: nobody else would do better
         except (RayError, RayServeException) as error:
-            is_whole = True
             raise ReplicaLost(" ".join(str(error).split())[:200]) from error
-        finally:
-            if not is_whole:
-                response.cancel()
+        except (GeneratorExit, asyncio.CancelledError):  # nobody reads on
+            response.cancel()
+            raise
 
     return call

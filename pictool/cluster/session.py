@@ -8,7 +8,6 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 
 from pictool.errors import InputError
@@ -19,17 +18,9 @@ _CONNECT_S = 10.0
 _PACKAGES = ("ray", "pyarrow")
 
 
-def require_installed(what: str, *more: str) -> None:
-    """Raise an error unless Ray is installed.
-
-    Args:
-        what: the feature that needs it.
-        more: modules that it needs beside Ray Data.
-
-    Raises:
-        InputError: names the missing packages, and how to install them.
-    """
-    missing = [name for name in (*_PACKAGES, *more) if find_spec(name) is None]
+def require_installed(what: str) -> None:
+    """Raise InputError, with the remedy, unless Ray is installed for a feature."""
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise InputError(f"{what} needs {', '.join(missing)}, not installed here; pip install 'pictool[ray]'")
 
@@ -57,10 +48,11 @@ def connected(address: str) -> Iterator[None]:
     try:
         _require_listening(address)
         # What is in the working directory is not code of ours: Ray puts it at the head of the workers' import path.
-        with _no_stderr(), chdir("/"):  # it says which level was set
+        with open(os.devnull, "w") as nothing, _redirected(2, nothing.fileno()), chdir("/"):  # it says the level
             ray.init(
-                address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=_has_dashboard(address)
-            )
+                address, logging_level=logging.ERROR, log_to_driver=False,
+                include_dashboard=False if address == LOCAL else None,
+            )  # fmt: skip
     except Exception as error:  # a node that does not start in time is an Exception of no other class
         why = " ".join(str(error).split())[:200]
         raise InputError(f"--ray {address}: no usable cluster there ({why}); start one with ray start") from error
@@ -71,20 +63,11 @@ def connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-@dataclass(frozen=True)
-class Resources:
-    """CPUs and GPUs of a cluster, as far as Ray knows."""
-
-    cpus: float
-    gpus: float
-
-
-def resources() -> Resources:
-    """Of the cluster that Ray is connected to."""
+def cluster_resources() -> dict[str, float]:
+    """CPUs and GPUs of the cluster that Ray is connected to, as far as it knows."""
     import ray
 
-    there = ray.cluster_resources()
-    return Resources(there.get("CPU", 1.0), there.get("GPU", 0.0))
+    return dict(ray.cluster_resources())
 
 
 def _require_listening(address: str) -> None:
@@ -92,22 +75,6 @@ def _require_listening(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-
-
-def _has_dashboard(address: str) -> bool | None:
-    """No dashboard for a cluster that ends with this; None where there is a cluster already."""
-    return False if address == LOCAL else None
-
-
-@contextmanager
-def _no_stderr() -> Iterator[None]:
-    """What libraries in C++ write to stderr meanwhile is dropped."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    try:
-        with _redirected(2, nothing):
-            yield
-    finally:
-        os.close(nothing)
 
 
 @contextmanager

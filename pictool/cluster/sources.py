@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,7 @@ def find_sources(names: Sequence[str]) -> list[SourceFile]:
             raise InputError(
                 f"{without_credentials(name)}: has no files; name text files, folders, globs, jsonl or parquet"
             )
-        for source in listed:
-            found.setdefault(source.url, source)
+        found |= {source.url: source for source in listed if source.url not in found}
     return list(found.values())
 
 
@@ -139,10 +139,8 @@ def _jsonl(source: SourceFile, columns: Columns) -> Iterator[SourceDocument]:
     if "://" not in source.url and not Path(source.url).is_file():
         raise InputError(f"{source.name}: is not a regular file")
     with fsspec.open(source.url, "rb", compression="infer") as file:
-        number = 0
-        while line := file.readline(MAX_FILE_BYTES + 1):
+        for number, line in enumerate(iter(partial(file.readline, MAX_FILE_BYTES + 1), b"")):
             name, size = f"{source.name}#{number}", len(line)
-            number += 1
             if size > MAX_FILE_BYTES:
                 while line and not line.endswith(b"\n"):
                     line = file.readline(MAX_FILE_BYTES + 1)
@@ -194,11 +192,10 @@ def _parquet(source: SourceFile, columns: Columns) -> Iterator[SourceDocument]:
         if missing := [name for name in names if name not in table.schema_arrow.names]:
             known = ", ".join(table.schema_arrow.names)
             raise InputError(f"{source.name}: has no column {missing[0]}; it has {known[:200]}")
-        each, number = source.num_bytes // max(1, table.metadata.num_rows), 0
-        for batch in table.iter_batches(_PARQUET_ROWS, columns=names):
-            for record in batch.to_pylist():
-                yield _of_record(record, f"{source.name}#{number}", columns, each)
-                number += 1
+        each = source.num_bytes // max(1, table.metadata.num_rows)
+        batches = table.iter_batches(_PARQUET_ROWS, columns=names)
+        for number, record in enumerate(record for batch in batches for record in batch.to_pylist()):
+            yield _of_record(record, f"{source.name}#{number}", columns, each)
 
 
 def _why(error: BaseException) -> str:

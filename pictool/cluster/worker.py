@@ -8,14 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain
-from threading import Condition
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from threading import Semaphore
+from typing import TYPE_CHECKING, TypeVar
 
-from pictool.cluster.loading import load_same_model
+from pictool.cluster.loading import ModelSpec
 from pictool.cluster.manifest import ManifestRow
 from pictool.cluster.sources import SourceDocument
 from pictool.compiler.chunking import make_chunks
@@ -32,8 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MOST_DEATHS = 3  # of workers that compile a document; it is left out then
 _CONNECTIONS = 8  # to the remote, of a worker
-_MOST_UNSENT = 256 << 20  # bytes of objects in memory that are not sent yet; computing waits for a slow remote
-_ASKED = 32  # keys that a thread asks the remote for, one after the other
+_MOST_UNSENT = 8  # objects in memory that are not sent yet; computing waits for a slow remote
 
 
 @dataclass(frozen=True)
@@ -41,74 +38,59 @@ class BulkSpec:
     """How documents are compiled, and where to: the same for all workers.
 
     Fields:
-        fingerprints: of the driver's model and tokenizer; None: not compared.
-        threads: of each worker's computation.
         force: compute also what the remote has.
-        version: of the package, which all must have; none is not compared.
     """
 
+    model: ModelSpec
     remote: Remote
-    model: str | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    salt: str = field(default="", repr=False)
     options: CompileOptions = CompileOptions()
     chunk_tokens: int | None = None
     overlap: int = 0
     force: bool = False
-    fingerprints: tuple[str, str] | None = None
-    threads: int = 1
-    version: str = ""
-
-
-class Attempts(Protocol):
-    """What was begun and has not ended, counted where it outlives workers: each of these attempts killed one."""
-
-    def begin(self, name: str) -> int:
-        """Begin, and tell how many attempts have not ended before."""
-
-    def end(self, name: str) -> None: ...
 
 
 def compile_counted(
     compile: Callable[[Sequence[SourceDocument]], list[ManifestRow]],
     documents: Sequence[SourceDocument],
     tags: Sequence[int],
-    attempts: Attempts,
+    begin: Callable[[str], int],
+    end: Callable[[str], object],
 ) -> list[ManifestRow]:
     """Compile a batch; after a worker's death, its documents one by one, so that it is known which of them kills.
 
     Args:
         tags: of the documents, each another one's, and the same when they are tried again.
+        begin, end: of an attempt by name. `begin` returns how many attempts have not ended: each killed a worker.
     """
     batch = f"batch {tags}"
-    died = attempts.begin(batch)
+    has_killed = begin(batch)
     try:
-        if not died:
+        if not has_killed:
             return compile(documents)
         return [
             row
             for document, tag in zip(documents, tags, strict=True)
-            for row in _compile_one(compile, document, f"document {tag}", attempts)
+            for row in _compile_one(compile, document, f"document {tag}", begin, end)
         ]
     finally:
-        attempts.end(batch)
+        end(batch)
 
 
 def _compile_one(
     compile: Callable[[Sequence[SourceDocument]], list[ManifestRow]],
     document: SourceDocument,
     name: str,
-    attempts: Attempts,
+    begin: Callable[[str], int],
+    end: Callable[[str], object],
 ) -> list[ManifestRow]:
     """Compile a document whose batch has crashed once. A skipped document stays counted for the next attempt."""
-    if 1 + attempts.begin(name) >= MOST_DEATHS:
+    if 1 + begin(name) >= MOST_DEATHS:
         error = f"{document.id}: {MOST_DEATHS} workers died while they compiled it, or the batch that it was in"
         return [ManifestRow.failed(document.id, error, document.num_bytes)]
     try:
         return compile([document])
     finally:
-        attempts.end(name)
+        end(name)
 
 
 class CompileWorker:
@@ -116,20 +98,16 @@ class CompileWorker:
 
     def __init__(self, spec: BulkSpec) -> None:
         self._spec, self._digests = spec, dict[str, str]()
-        self._resources = ExitStack()
+        self._sending = ThreadPoolExecutor(_CONNECTIONS, "pic-send")
 
     @cached_property
     def model(self) -> Model:
         """Raises InputError or ModelError: it is not what the driver has."""
-        return load_same_model(self._spec)
-
-    @cached_property
-    def _sending(self) -> ThreadPoolExecutor:
-        return self._resources.enter_context(ThreadPoolExecutor(_CONNECTIONS, "pic-send"))
+        return self._spec.model.load()
 
     def close(self) -> None:
         """End its threads."""
-        self._resources.close()
+        self._sending.shutdown()
 
     def compile(self, documents: Sequence[SourceDocument]) -> list[ManifestRow]:
         """Compile documents. A document that fails becomes a row with its error.
@@ -139,7 +117,7 @@ class CompileWorker:
         """
         started, model = time.perf_counter(), self.model
         cut = [self._cut(model, document) for document in documents]
-        chunks = {part.key: part.chunk for parts in cut if not isinstance(parts, str) for part in parts}
+        chunks = {key: chunk for parts in cut if not isinstance(parts, str) for key, chunk in parts}
         there = {} if self._spec.force else self._present(list(chunks))
         made = self._compile(model, {key: chunk for key, chunk in chunks.items() if key not in there})
         seconds = (time.perf_counter() - started) / len(documents)
@@ -149,8 +127,8 @@ class CompileWorker:
         digests, self._digests = self._digests, {}
         return [replace(row, digest=digests[row.key]) if row.key is not None and row.is_new else row for row in rows]
 
-    def _cut(self, model: Model, document: SourceDocument) -> list[_Part] | str:
-        """The chunks of a document, or its error."""
+    def _cut(self, model: Model, document: SourceDocument) -> list[tuple[str, Chunk]] | str:
+        """The keys and chunks of a document, or its error."""
         if document.text is None:
             return document.error or "has no text"
         options = self._spec.options
@@ -161,30 +139,25 @@ class CompileWorker:
                 return f"{too_long[0].source}: {len(too_long[0])} tokens, but the model has {room} positions for it"
         except InputError as error:
             return str(error)
-        return [_Part(object_key(model, chunk, options), chunk) for chunk in chunks]
+        return [(object_key(model, chunk, options), chunk) for chunk in chunks]
 
     def _present(self, keys: Sequence[str]) -> dict[str, int | PicError]:
         """Bytes of the objects that the remote has, or why it cannot tell."""
-
-        def find(some: Sequence[str]) -> list[int | PicError | None]:
-            return [_tried(partial(self._spec.remote.whole_bytes, key)) for key in some]
-
-        groups = [keys[at : at + _ASKED] for at in range(0, len(keys), _ASKED)]
-        found = zip(keys, chain.from_iterable(self._sending.map(find, groups)), strict=True)
-        return {key: size for key, size in found if size is not None}
+        found = self._sending.map(lambda key: _tried(partial(self._spec.remote.whole_bytes, key)), keys)
+        return {key: size for key, size in zip(keys, found, strict=True) if size is not None}
 
     def _compile(self, model: Model, missing: Mapping[str, Chunk]) -> dict[str, int | PicError]:
         """Compile chunks, and send each object to the remote while the next is computed: its bytes, or its error."""
         if not missing:
             return {}
         _ = model.stack  # weights that cannot be loaded are no document's problem
-        sent, room = dict[str, Future[int]](), _Room(_MOST_UNSENT)
+        sent, room = dict[str, Future[int]](), Semaphore(_MOST_UNSENT)
 
         def compile_and_send(chunks: Mapping[str, Chunk]) -> None:
             for done in compute_chunks(model, chunks, self._spec.options):
                 encoded = encode_object(done)
                 self._digests[done.meta.key] = Signed.of_object(encoded).digest
-                room.take(encoded.num_bytes)
+                room.acquire()
                 sent[done.meta.key] = self._sending.submit(self._send, encoded, room)
 
         failed: dict[str, PicError] = {}
@@ -199,7 +172,7 @@ class CompileWorker:
                     failed[key] = error
         return {key: failed[key] if key in failed else _tried(sent[key].result) for key in missing}
 
-    def _send(self, encoded: EncodedObject, room: _Room) -> int:
+    def _send(self, encoded: EncodedObject, room: Semaphore) -> int:
         """Write an object to the remote, and see that one of its key is there, whole; returns the bytes of that."""
         remote, key = self._spec.remote, encoded.meta.key
         try:
@@ -209,53 +182,27 @@ class CompileWorker:
                 raise StoreError(f"{remote.name(key)}: is another object after it was written")
             return size
         finally:
-            room.give(encoded.num_bytes)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A chunk of a document, and the key of its object."""
-
-    key: str
-    chunk: Chunk
-
-
-class _Room:
-    """Memory for `most` bytes; one object that takes more has it alone."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._taken, self._changed = most, 0, Condition()
-
-    def take(self, count: int) -> None:
-        """Wait until there is room for so many bytes."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._taken or self._taken + count <= self._most)
-            self._taken += count
-
-    def give(self, count: int) -> None:
-        with self._changed:
-            self._taken -= count
-            self._changed.notify_all()
+            room.release()
 
 
 def _rows(
-    document: SourceDocument, parts: Sequence[_Part] | str, results: Mapping[str, int | PicError], new: set[str],
-    seconds: float,
+    document: SourceDocument, parts: Sequence[tuple[str, Chunk]] | str, results: Mapping[str, int | PicError],
+    new: set[str], seconds: float,
 ) -> list[ManifestRow]:  # fmt: skip
     """The rows of a document. `new`: the keys of objects that were computed now, and have no row yet."""
     if isinstance(parts, str):
         return [ManifestRow.failed(document.id, parts, document.num_bytes, seconds)]
     rows = []
-    for number, part in enumerate(parts):
-        result, is_first = results[part.key], number == 0
+    for number, (key, chunk) in enumerate(parts):
+        result, is_first = results[key], number == 0
         size, error = (None, str(result)) if isinstance(result, PicError) else (result, None)
         rows.append(
             ManifestRow(
-                document.id, number, part.key, len(part.chunk), size, error, error is None and part.key in new,
+                document.id, number, key, len(chunk), size, error, error is None and key in new,
                 is_first, seconds * is_first, document.num_bytes * is_first,
             )
         )  # fmt: skip
-        new.discard(part.key)  # once, if documents are equal
+        new.discard(key)  # once, if documents are equal
     return rows
 
 

@@ -67,7 +67,7 @@ def measure_compute(model: Model) -> Measurements:
         rows.append([context, tail, 1.0, _median_s(partial(_full_s, model, context))])
         if rows[-1][-1] > _LONG_S:
             break
-    apart = min(max(_MOST_SCATTERED, lengths[0]), lengths[len(rows) - 1], _MAX_BYTES // token_bytes(model))
+    apart = min(max(_MOST_SCATTERED, lengths[0]), lengths[len(rows) - 1], _MAX_BYTES // model.token_bytes)
     with tempfile.TemporaryDirectory(prefix="pic-measure-") as inside:
         store, policy = Store(inside), EveryNth()
         path = store.put(random_object(model, apart, 0))
@@ -123,19 +123,13 @@ def _measure_load(model: Model, store: Store, count: int, tokens: int, codec: st
 
     run(False)  # a warm-up
     cold, warm = (_median_s(partial(run, is_cold)) for is_cold in (True, False))
-    return [count * tokens * token_bytes(model), count, stored, cold, warm]
+    return [count * tokens * model.token_bytes, count, stored, cold, warm]
 
 
 def _load_sizes(model: Model) -> list[tuple[int, int]]:
     """Objects × tokens of each, as far as the model's positions and `_MAX_BYTES` go."""
-    most = min(model.max_positions - _TAIL_ROOM, _MAX_BYTES // token_bytes(model))
+    most = min(model.max_positions - _TAIL_ROOM, _MAX_BYTES // model.token_bytes)
     return [(max(1, min(count, most)), max(1, min(tokens, most // count))) for count, tokens in _LOADS]
-
-
-def token_bytes(model: Model) -> int:
-    """Bytes of a token's K and V through all layers, as objects hold them."""
-    geometry = model.geometry
-    return geometry.layers * geometry.width * model.torch_dtype.itemsize
 
 
 def random_object(model: Model, tokens: int, seed: int, codec: str = CODEC) -> CompiledChunk:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pictool.controller.cost import Estimator, PromptSize, RatioChoice, Speed, fit_nonnegative
-from pictool.controller.measuring import Measurements, measure_compute, measure_loads, token_bytes
+from pictool.controller.measuring import Measurements, measure_compute, measure_loads
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
@@ -124,7 +124,7 @@ def measure_size(model: Model, store: Store, spec: Spec) -> PromptSize:
     with ExitStack() as opened:
         prompt = resolve_prompt(model, store, spec, opened)
         context = sum(len(part.chunk) for part in (prompt.head, *prompt.parts))
-        size = PromptSize(context, len(model.encode(prompt.tail)), len(prompt.objects), token_bytes(model))
+        size = PromptSize(context, len(model.encode(prompt.tail)), len(prompt.objects), model.token_bytes)
     return require_room(model, size)
 
 

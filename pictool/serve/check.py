@@ -3,48 +3,46 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pictool.engines import engine_of
 from pictool.errors import InputError
-from pictool.fidelity.divergence import MAX_KL, measure_divergence
-from pictool.fidelity.sample import read_sample
+from pictool.fidelity.divergence import measure_divergence
+from pictool.linker.grid import label_of
+from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
+from pictool.serve.work import Backend
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 
-@dataclass(frozen=True)
-class CheckResult:
-    """KL(full ‖ linked) of the first token in nats, the mean over prompts, by which a policy is judged."""
-
-    kl: float
-    limit: float
-
-    @property
-    def is_good(self) -> bool:
-        return self.kl <= self.limit
-
-
-def check_linking(model: Model, policy: Policy, limit: float = MAX_KL, tuned: Path | None = None) -> CheckResult:
-    """Link a few short prompts under a policy, and under full recompute.
+def check_linking(model: Model, policy: Policy) -> float:
+    """Link a few short prompts under a policy, and under full recompute; returns the mean KL(full ‖ linked) in nats.
 
     Objects of the check are in a store of its own, which is removed.
-
-    Args:
-        tuned: the store whose prompts of `pic tune` are linked, if it has some; else they are about made-up places.
 
     Raises:
         InputError: the prompts cannot be linked.
     """
     with tempfile.TemporaryDirectory(prefix="pic-check-") as root:
         try:
-            sample = [] if tuned is None else read_sample(tuned)
-            (divergence,) = measure_divergence(engine_of(model)(model, Store(root)), [policy], sample=sample)
+            (divergence,) = measure_divergence(engine_of(model)(model, Store(root)), [policy])
         except InputError as error:
             raise InputError(f"the start-up check cannot run: {error}; turn it off with --check off") from error
-    return CheckResult(divergence.mean_kl, limit)
+    return divergence.mean_kl
+
+
+def judge(backend: Backend, kl: float, limit: float, refuses: bool, warn: Callable[[str], None]) -> None:
+    """Have a backend answer exactly if the check's KL is above the limit. Raises InputError if it `refuses` instead."""
+    label = label_of(backend.policy)
+    backend.divergence = {label: kl}
+    if kl <= limit:
+        return
+    problem = f"{label}: linked answers of {backend.model} are {kl:.3g} nats from full recompute, more than {limit:g}"
+    if refuses:
+        raise InputError(f"{problem}; try another --algo, or a larger --check-limit")
+    backend.policy, backend.problem = make_policy(BASELINE), problem
+    warn(f"{problem}; requests that name no policy are answered exactly")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pictool.errors import (
@@ -36,6 +37,10 @@ class ApiError(Exception):
     ) -> None:  # fmt: skip
         super().__init__(message)
         self.status, self.param, self.code, self.headers = status, param, code, dict(headers or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made = partial(ApiError, param=self.param, code=self.code, headers=self.headers)
+        return made, (self.status, str(self))
 
     @property
     def message(self) -> str:

@@ -6,12 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pictool.errors import InputError
-from pictool.linker.grid import label_of
-from pictool.linker.policies import BASELINE, make_policy
 from pictool.runtime.support import depends_on_length
-from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
-from pictool.serve.check import check_linking
+from pictool.serve.backends.base import BackendSettings
+from pictool.serve.backends.torch.backend import TorchBackend
+from pictool.serve.check import check_linking, judge
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -40,18 +38,7 @@ def start_backend(
     if limit is None or not settings.policy.needs.objects:
         return backend
     try:
-        checked = check_linking(model, settings.policy, limit, store.root)
-        label = label_of(settings.policy)
-        backend.divergence = {label: checked.kl}
-        if not checked.is_good:
-            problem = (
-                f"{label}: linked answers of {backend.model} are {checked.kl:.3g} nats from full recompute, more than "
-                f"{checked.limit:g}"
-            )
-            if refuses:
-                raise InputError(f"{problem}; try another --algo, or a larger --check-limit")
-            backend.policy, backend.problem = make_policy(BASELINE), problem
-            warn(f"{problem}; requests that name no policy are answered exactly")
+        judge(backend, check_linking(model, settings.policy), limit, refuses, warn)
     except BaseException:
         backend.close()
         raise

@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 
 from pictool.api import link
 from pictool.bench.shapes import random_model, random_module, save_speculative, shape_of, shapes
-from pictool.controller.measuring import token_bytes
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import load_model, wrap_model
@@ -47,7 +46,7 @@ def test_a_shape_has_the_published_parameters_and_kv(name: str) -> None:
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(shape_of(name).make_config(), dtype=torch.bfloat16)
     model = wrap_model(module, load_model("embedded").tokenizer)
-    assert (sum(weight.numel() for weight in module.parameters()), token_bytes(model)) == PUBLISHED[name]
+    assert (sum(weight.numel() for weight in module.parameters()), model.token_bytes) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", shapes())
@@ -114,10 +113,3 @@ def test_a_speculative_model_is_a_directory_for_speccache(tmp_path: Path) -> Non
     small = load_model(directory, "cpu", "float32")
     assert small.geometry.layers == 1 and small.max_positions == random_model("tiny").max_positions
     assert small.target.tokenizer == random_model("tiny").target.tokenizer
-
-
-def test_a_shape_of_fewer_layers_has_the_first_ones() -> None:
-    model = random_model("tiny", "cpu", "float32", layers=1)
-    assert (model.geometry.layers, model.name) == (1, "random tiny of 1 layers")
-    with pytest.raises(InputError, match="--layers 3: tiny has 2"):
-        random_model("tiny", layers=3)

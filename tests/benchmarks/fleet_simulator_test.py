@@ -43,15 +43,15 @@ def drawn(demand: Demand = DEMAND) -> Requests:
 
 def test_the_same_seed_gives_the_same_requests_and_another_others() -> None:
     one, same, other = drawn(), drawn(), drawn(replace(DEMAND, seed=1))
-    assert (one.wanted == same.wanted).all() and (one.arrivals == same.arrivals).all()
-    assert (one.wanted != other.wanted).any()
+    assert (one.documents == same.documents).all() and (one.arrivals == same.arrivals).all()
+    assert (one.documents != other.documents).any()
 
 
 def test_requests_are_of_one_topic_without_doubles_and_popular_ones_come_more_often() -> None:
     requests = drawn(replace(DEMAND, drift_s=0, hot_share=0))
-    topics = requests.wanted // DEMAND.topic
+    topics = requests.documents // DEMAND.topic
     assert (topics == topics[:, :1]).all()
-    assert all(len(set(row)) == DEMAND.documents for row in requests.wanted.tolist())
+    assert all(len(set(row)) == DEMAND.documents for row in requests.documents.tolist())
     counts = np.sort(np.bincount(topics[:, 0], minlength=500))[::-1]
     assert 1.5 < counts[0] / counts[1] < 2.7 and counts[:50].sum() > 0.55 * counts.sum()  # Zipf: 1/1, 1/2, …
 

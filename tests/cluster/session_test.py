@@ -24,16 +24,16 @@ def test_what_a_library_prints_is_not_on_stdout() -> None:
 
 
 def test_a_replica_s_store_is_its_owner_s(tmp_path: Path) -> None:
-    from pictool.cluster.torch_replica import TorchSpec
+    from pictool.cluster.loading import ModelSpec
+    from pictool.cluster.replica import ReplicaSpec
     from pictool.linker.policies import make_policy
-    from pictool.serve.backends.torch.backend import BackendSettings
+    from pictool.serve.backends.base import BackendSettings
     from pictool.store.remote.remote import Remote
 
     before = os.umask(0o022)
     try:
-        spec = TorchSpec(
-            Remote(str(tmp_path / "remote")), str(tmp_path / "store"), BackendSettings(make_policy("naive"))
-        )
+        remote, settings = Remote(str(tmp_path / "remote")), BackendSettings(make_policy("naive"))
+        spec = ReplicaSpec(ModelSpec(), remote, str(tmp_path / "store"), settings)
         spec.open_tier("0").ensure_store()
     finally:
         os.umask(before)

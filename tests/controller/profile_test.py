@@ -199,7 +199,7 @@ def test_a_random_object_is_one_like_any_other(store: Store) -> None:
     with ObjectFile(paths[0]) as file:
         file.verify()
         assert file.meta.key == paths[0].stem == model().target.key(file.tokens(), 0, "none")
-        assert file.meta.num_tokens == 40 and measure.token_bytes(model()) == 384
+        assert file.meta.num_tokens == 40 and model().token_bytes == 384
     linked = link(model(), store, paths, TAIL, NAIVE)
     assert linked.recomputed == 0 and linked.image.layout.num_context == 80
 

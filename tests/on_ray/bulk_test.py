@@ -15,10 +15,11 @@ import faulty_remotes as faulty
 import psutil
 import pyarrow as pa
 import pytest
-from pyarrow.parquet import write_table
+from pyarrow.parquet import read_table, write_table
 
 from pictool.cluster.bulk import BulkResult, Progress, compile_bulk
-from pictool.cluster.manifest import COLUMNS, read_manifest, write_manifest
+from pictool.cluster.loading import ModelSpec
+from pictool.cluster.manifest import COLUMNS, write_manifest
 from pictool.cluster.session import connected
 from pictool.cluster.sources import Columns, find_sources
 from pictool.cluster.worker import BulkSpec
@@ -80,7 +81,7 @@ def connection(cluster: Cluster) -> Iterator[None]:
 
 
 def spec_of(remote: Remote, tiny_dir: Path) -> BulkSpec:
-    return BulkSpec(remote, str(tiny_dir), "cpu", chunk_tokens=CHUNK_TOKENS)
+    return BulkSpec(ModelSpec(str(tiny_dir), "cpu"), remote, chunk_tokens=CHUNK_TOKENS)
 
 
 def run(
@@ -187,7 +188,7 @@ def test_a_full_remote_ends_the_job_and_what_is_there_stays(
 
 @pytest.mark.usefixtures("connection")
 def test_an_error_of_ours_on_a_worker_is_one_of_ours_here(tiny_dir: Path, corpus: Path, tmp_path: Path) -> None:
-    spec = BulkSpec(Remote(str(tmp_path)), str(tiny_dir), "cpu", fingerprints=("a", "b"))
+    spec = BulkSpec(ModelSpec(str(tiny_dir), "cpu", fingerprints=("a", "b")), Remote(str(tmp_path)))
     with pytest.raises(ModelError, match="another model than the driver"):
         run(spec, corpus / "rows.parquet", workers=1)
 
@@ -202,7 +203,7 @@ def test_a_document_that_kills_its_workers_is_left_out_and_ids_may_be_anything(t
     (tmp_path / "remote").mkdir()
     result = run(spec_of(faulty.Deadly(str(tmp_path / "remote")), tiny_dir), tmp_path / "lines.jsonl", workers=1)
     write_manifest(tmp_path / "manifest.parquet", result.tables)
-    rows = {str(row["id"]): row["error"] for row in read_manifest(tmp_path / "manifest.parquet")}
+    rows = {str(row["id"]): row["error"] for row in read_table(tmp_path / "manifest.parquet").to_pylist()}
     error = "poison: 3 workers died while they compiled it, or the batch that it was in"
     assert rows == dict.fromkeys(names) | {"poison": error}
     assert (tmp_path / "remote.deaths").stat().st_size == 3
@@ -229,14 +230,14 @@ def test_two_jobs_at_once_over_the_same_documents(
         )
         for name in ("a", "b")
     ]  # fmt: skip
-    wanted = rows_of(expected)
+    expected_rows = rows_of(expected)
     for job, name in zip(jobs, ("a", "b"), strict=True):
         out, err = job.communicate(timeout=200)
         assert job.returncode == 0, err
         assert all(line.startswith("pic: compiling") for line in err.splitlines()), err
         report = json.loads(out)
-        assert (report["documents"], report["failed"], report["objects"]) == (ROWS, 0, len(wanted))
-        rows = read_manifest(tmp_path / f"{name}.parquet")
-        assert [tuple(row.values()) for row in rows] == wanted
-    require_remote(tmp_path / "remote", wanted)
+        assert (report["documents"], report["failed"], report["objects"]) == (ROWS, 0, len(expected_rows))
+        rows = read_table(tmp_path / f"{name}.parquet").to_pylist()
+        assert [tuple(row.values()) for row in rows] == expected_rows
+    require_remote(tmp_path / "remote", expected_rows)
     assert not (tmp_path / "imported").exists()

@@ -18,8 +18,8 @@ from pictool.engines.torch import TorchEngine
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model
 from pictool.serve.backends import query as served
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.backends.query import STEP_NODES
-from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.backends.torch.engine_thread import EngineTask, TaskCancelled
 from pictool.serve.routes import query as query_routes
 from pictool.serve.tenants import Keys, Tenant
@@ -229,7 +229,7 @@ def test_a_large_query_is_read_in_pieces(model: Model, store: Store, monkeypatch
 
 
 def test_each_object_of_a_request_is_a_turn_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of `pic link --server`, of a call, of marked parts, and of caches; what is stored already is none."""
+    """Of /v1/link, of a call, of marked parts, and of caches; what is stored already is none."""
     turns, checkpoint = 0, EngineTask.checkpoint
 
     def counted(task: EngineTask, ends_turn: bool = False) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pictool.core import Sampling
 from pictool.errors import InputError
-from pictool.fidelity.sample import SamplePrompt, keep_sample
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.backends.torch.engine_thread import EngineTask
 from pictool.serve.check import check_linking
 from pictool.serve.start import start_backend
@@ -59,27 +56,6 @@ def test_a_document_is_found_whatever_surrounds_it(known: Live, form: str, is_st
 def test_a_changed_document_is_not_found(known: Live) -> None:
     for text in (DOCS[1].replace("3.14", "3.15"), DOCS[1][:40], DOCS[1].upper()):
         assert known.chat(text + "\n\n" + QUESTION)["pic"]["source"] == "none"
-
-
-def _quoted(text: str) -> str:
-    return "".join(f"> {line}\n" for line in text.splitlines())
-
-
-@pytest.mark.parametrize(
-    ("content", "word"),
-    [(json.dumps([f'{DOCS[1]}\n"{DOCS[2]}"']), "JSON"), (_quoted(f"{DOCS[1]}\n{DOCS[2]}"), "Markdown"),
-     (json.dumps([1, 2]), None), (f"- {DOCS[1]} -> 5 > 4\n> so", None)],
-)  # fmt: skip
-def test_why_documents_of_another_form_are_not_recognised_is_said(known: Live, content: str, word: str | None) -> None:
-    messages = [{"role": "user", "content": content}, {"role": "user", "content": QUESTION}]
-
-    def report(**more: Any) -> Any:
-        body = {"model": NAME, "temperature": 0, "max_tokens": 1, "messages": messages}
-        return known.ok("POST", "/v1/chat/completions", json=body | more)["pic"]
-
-    hint = report().get("hint")
-    assert hint is None if word is None else f"is {word}" in hint.replace("quoted by ", "")
-    assert "hint" not in report(pic=False)
 
 
 def test_the_longest_documents_are_taken_and_many_are(known: Live) -> None:
@@ -154,21 +130,8 @@ def test_with_a_chat_template_markers_stand_in_system_text_too(tmp_path: Path) -
 
 
 def test_the_check_is_zero_for_exact_policies_and_not_for_blind_reuse(model: Model) -> None:
-    assert check_linking(model, parse_policy("legolink:k=999")).kl == pytest.approx(0, abs=1e-6)
-    naive = check_linking(model, parse_policy("naive"), limit=1e-9)
-    assert naive.kl > 1e-6 and not naive.is_good
-
-
-def test_the_check_is_on_the_documents_that_were_tuned_on(model: Model, tmp_path: Path) -> None:
-    naive, store = parse_policy("naive"), Store(tmp_path)
-    made_up = check_linking(model, naive).kl
-    keep_sample(store.root, [SamplePrompt(tuple(DOCS), QUESTION)])
-    tuned = check_linking(model, naive, tuned=store.root).kl
-    with start_backend(model, store, BackendSettings(naive, refresh_s=3600), 9.0) as backend:
-        assert backend.status().divergence["naive"] == pytest.approx(tuned) != pytest.approx(made_up)
-    (store.root / "check.json").write_text("{")
-    with pytest.raises(InputError, match=r"check\.json.*run pic tune again.*--check off"):
-        start_backend(model, store, BackendSettings(naive, refresh_s=3600), 9.0)
+    assert check_linking(model, parse_policy("legolink:k=999")) == pytest.approx(0, abs=1e-6)
+    assert check_linking(model, parse_policy("naive")) > 1e-6
 
 
 def test_a_model_that_links_badly_is_answered_exactly_and_says_so(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ import tiny
 from pictool.engines.vllm.request import SECRET
 from pictool.errors import InputError
 from pictool.linker.grid import parse_policy
-from pictool.routing import RecentRequests
+from pictool.routing import Residency
 from pictool.runtime.model import Model, load_model
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.backends.upstream.backend import UpstreamBackend
 from pictool.serve.backends.upstream.engine import coarse_kl
 from pictool.serve.start import start_upstream
@@ -80,8 +80,8 @@ def _well(fakes: list[FakeVllm], router: Live) -> Iterator[None]:
         fake.keeps_reports = True
     backend: Any = router.backend
     replicas = backend._replicas
-    replicas._recent = RecentRequests()
-    replicas._recent.keep(replicas._replicas)
+    replicas._residency = Residency()
+    replicas._residency.keep(replicas._replicas)
     for replica in replicas._replicas.values():
         replica.resumes = 0.0
 
@@ -123,7 +123,7 @@ def test_both_backends_say_the_same(router: Live, torch_server: Live, name: str)
         fields = dict(BODIES[name])
         content = fields.pop("content")
         filled = parts(live, *TEXTS)
-        (backend._index if live is router else backend.index).refresh()
+        backend.index.refresh()
         answers.append(live.chat(filled if content == "CACHES" else content, **fields))
     got, want = answers
     assert [c["message"]["content"] for c in got["choices"]] == [c["message"]["content"] for c in want["choices"]]
@@ -301,7 +301,7 @@ def test_a_model_that_does_not_take_linking_answers_exactly(
         store = Store(fakes[0].store.root)
         return start_upstream(opened(directory), store, SETTINGS, [fakes[0].url], limit, refuses)
 
-    monkeypatch.setattr(UpstreamBackend, "measure", lambda _: measured())
+    monkeypatch.setattr(UpstreamBackend, "_measure", lambda _: measured())
 
     async def measured() -> float:
         return 0.7

@@ -21,8 +21,9 @@ from pictool.store.signatures import SigningKey, path_of
 
 if TYPE_CHECKING:
     from pictool.cluster.bulk import BulkResult, Progress
+    from pictool.cluster.loading import ModelSpec
     from pictool.cluster.worker import BulkSpec
-    from pictool.commands.compile import Compilation
+    from pictool.commands.settings.compiling import Compilation
     from pictool.runtime.model import Model
     from pictool.store.remote.remote import Remote, Retry
 
@@ -112,17 +113,16 @@ def run_bulk(bulk: BulkOptions, what: Compilation, settings: Settings, as_json: 
 
 
 def make_spec(what: Compilation, model: Model, settings: Settings) -> BulkSpec:
-    """What all workers have to know; paths are absolute, since they run elsewhere."""
+    """What all workers have to know."""
     from pictool.cluster.worker import BulkSpec
     from pictool.core import CompileOptions
     from pictool.store.remote.remote import Retry
 
     remote = shared_remote(settings, Retry(_ATTEMPTS))
     remote.remove_stale_temps()
+    options = CompileOptions(what.sinks, settings.codec)
     return BulkSpec(
-        remote, shared_model(settings),
-        settings.device.partition(":")[0], settings.dtype, settings.salt, CompileOptions(what.sinks, settings.codec),
-        what.chunk_tokens, what.overlap, what.force, (model.target.model, model.target.tokenizer), version=__version__,
+        model_spec(model, settings), remote, options, what.chunk_tokens, what.overlap, what.force
     )  # fmt: skip
 
 
@@ -138,12 +138,17 @@ def shared_remote(settings: Settings, retry: Retry) -> Remote:
     return remote
 
 
-def shared_model(settings: Settings) -> str | None:
+def model_spec(model: Model, settings: Settings, threads: int = 1) -> ModelSpec:
     """The model as processes elsewhere find it: a directory is named from the root."""
+    from pictool.cluster.loading import ModelSpec
     from pictool.runtime.model import local_directory
 
     directory = local_directory(settings.model)
-    return settings.model if settings.model is None or directory is None else str(directory.absolute())
+    return ModelSpec(
+        settings.model if settings.model is None or directory is None else str(directory.absolute()),
+        settings.device.partition(":")[0], settings.dtype, settings.salt,
+        (model.target.model, model.target.tokenizer), threads, __version__,
+    )  # fmt: skip
 
 
 def progress_line(done: Progress) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,12 +17,6 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 Scores = NDArray[np.float32]
-Stage = Callable[[str], AbstractContextManager[None]]
-
-
-def no_stage(name: str) -> AbstractContextManager[None]:
-    """Time nothing."""
-    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -33,7 +25,6 @@ class Prompt:
 
     `tables` has, if the policy needs them, every chunk's table of fixups [n_c], or None for an object without one.
     `cached` is, for a policy that reuses chains, how many tokens of the context, from position 0 on, are stored.
-    `stage(name)` is entered around work that a caller may time on its own (`link`).
     """
 
     model: Model
@@ -41,7 +32,6 @@ class Prompt:
     texts: tuple[str | PromptText, ...]
     tables: tuple[FixupTable | None, ...] = ()
     cached: int = 0
-    stage: Stage = no_stage
 
 
 @dataclass(frozen=True)
@@ -103,8 +93,8 @@ class Needs:
 class Knob:
     """The field that sets what a policy costs: a larger value computes more rows, and is closer to full recompute.
 
-    Policies that differ in it alone are one family: `pic tune` searches along it, `NAME-NUMBER`, `-k` or `--ratio` set
-    it, and labels show it.
+    Policies that differ in it alone are one family: `pic tune` searches along it, `NAME-NUMBER` sets it, and labels
+    show it.
 
     Fields:
         field: its name. is_share: a share of rows, in per cent where it stands in a label; else a whole number.
@@ -112,11 +102,6 @@ class Knob:
 
     field: str
     is_share: bool = False
-
-    @property
-    def option(self) -> str:
-        """The option of the command line that sets it, without its dashes."""
-        return "ratio" if self.is_share else "k"
 
     def text(self, value: float) -> str:
         """The number in NAME-NUMBER."""
@@ -128,29 +113,11 @@ class Knob:
 
 
 @dataclass(frozen=True)
-class PlotStyle:
-    """How pictures draw a policy: its points by a marker of matplotlib, and its lines.
-
-    Fields:
-        colors: of points: a colour map of matplotlib, of which variants of one policy take different shades, or one
-            colour (#rrggbb).
-        size: of the marker, in points.
-        line_colors: of lines: variants of one policy take one after another.
-    """
-
-    marker: str = "P"
-    colors: str = "Purples"
-    size: float = 8.0
-    line_colors: tuple[str, ...] = ("#a50f15", "#8c6d31", "#e377c2", "#7f7f7f")
-
-
-@dataclass(frozen=True)
 class Policy(ABC):
     """One linking algorithm; its fields are its hyperparameters. The tail is computed in full by every policy."""
 
     name: ClassVar[str]
     reference: ClassVar[str]  # paper and section
-    plot: ClassVar[PlotStyle] = PlotStyle()
     knob: ClassVar[Knob | None] = None
 
     @property

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from pictool.compiler.align import TokenizedParts, map_scores, map_selection, tokenize
 from pictool.core import RowMask
 from pictool.errors import InputError
 from pictool.linker.policies.base import (
     Knob,
     Needs,
-    PlotStyle,
     Policy,
     Prompt,
     Scores,
@@ -22,8 +22,7 @@ from pictool.linker.policies.base import (
     highest,
     require_share,
 )
-from pictool.runtime.align import TokenizedParts, map_scores, map_selection, tokenize
-from pictool.runtime.speculative import open_speculative, speculative_name
+from pictool.runtime.model import open_speculative, speculative_name
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -47,7 +46,6 @@ class SpecCache(Policy):
 
     name: ClassVar[str] = "speccache"
     reference: ClassVar[str] = "SpecCache §2"
-    plot: ClassVar[PlotStyle] = PlotStyle("^", "Greens", line_colors=("#006d2c", "#31a354", "#74c476"))
     knob: ClassVar[Knob | None] = Knob("ratio", is_share=True)
     ratio: float = 0.15
     deep: float = 1 / 3
@@ -80,14 +78,12 @@ class SpecCache(Policy):
             return Selection(~all_rows(prompt.layout))
         small = self._speculative(prompt.model)
         if small.target.tokenizer == prompt.model.target.tokenizer:
-            with prompt.stage("scoring"):
-                scores = self._scores(small, prompt.layout.tokens)
+            scores = self._scores(small, prompt.layout.tokens)
             return Selection(self.complete(scores[: prompt.layout.num_context]), scores)
         read, target = tokenize(small.tokenizer, prompt.texts), tokenize(prompt.model.tokenizer, prompt.texts)
         if not np.array_equal(target.tokens, prompt.layout.tokens):
             raise InputError("speccache: a document's text is not that of its tokens; compile it again from its text")
-        with prompt.stage("scoring"):
-            scores = self._scores(small, read.tokens)
+        scores = self._scores(small, read.tokens)
         return self._across(scores, read, target, prompt)
 
     def _across(self, scores: Scores, read: TokenizedParts, target: TokenizedParts, prompt: Prompt) -> Selection:
@@ -132,7 +128,7 @@ class SpecCache(Policy):
         if len(tokens) > small.max_positions:
             raise InputError(
                 f"the prompt has {len(tokens)} tokens for the speculative model {small.name}, which takes "
-                f"{small.max_positions} positions; name another with -p spec_model=…"
+                f"{small.max_positions} positions; name another with --algo speccache:spec_model=…"
             )
         norms = hidden_norms(small, tokens)
         scores: Scores = norms[-max(1, count_of(self.deep, len(norms))) :].mean(0)
@@ -149,6 +145,7 @@ class SpecCache(Policy):
         name = self.spec_model or speculative_name(target)
         if not name:
             raise InputError(
-                f"speccache: needs a small model that reads prompts for {target.name}; name it with -p spec_model=…"
+                f"speccache: needs a small model that reads prompts for {target.name}; name it with --algo "
+                "speccache:spec_model=…"
             )
         return name

@@ -12,7 +12,6 @@ import json
 import logging
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -23,13 +22,12 @@ import httpx
 
 from pictool.engines.vllm.request import FIELD
 from pictool.errors import InputError
-from pictool.routing import RecentRequests, rank
+from pictool.routing import Residency
 from pictool.serve.errors import ApiError
 from pictool.urls import without_credentials
 
 _LEFT_OUT_S = 5.0  # for which a server that failed gets no request, if another has room
 _TIMEOUT = httpx.Timeout(600, connect=5)
-_REMEMBERED = 100_000  # objects, by the servers that have had them
 _BEGINNING = 64  # tokens of a prompt without objects, by which it finds the server that had it
 _PLACEHOLDER = "token_id:"  # what vLLM calls a token if its id is asked for
 _CLIENTS_MISTAKES = (400, 413, 422)
@@ -87,9 +85,8 @@ class Replicas:
     def __init__(self, urls: Sequence[str], key: str | None = None) -> None:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._replicas = {url: _Replica(url) for url in dict.fromkeys(url.rstrip("/") for url in urls)}
-        self._recent = RecentRequests()
-        self._recent.keep(self._replicas)
-        self._holders: OrderedDict[str, set[str]] = OrderedDict()
+        self._residency = Residency()
+        self._residency.keep(self._replicas)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.model, self.context_length = "", 0
 
@@ -155,7 +152,8 @@ class Replicas:
                 async with aclosing(self._events(url, body, name)) as events:
                     async for event in events:
                         if not has_begun:
-                            self._remember(url, keys)
+                            self._residency.was_sent(keys, url)
+                            replica.resumes = 0.0
                         has_begun = True
                         yield event
                 return
@@ -267,25 +265,12 @@ class Replicas:
         """The servers, the best for a request first, and those that were left out last."""
         now = time.monotonic()
         usable = {url: float(replica.num_active) for url, replica in self._replicas.items() if replica.resumes <= now}
-        holders = {key: self._holders.get(key, ()) for key in keys}
-        best = rank(keys, holders, usable, served=self._recent.counts)
-        return [*best, *(url for url in self._replicas if url not in usable)]
-
-    def _remember(self, url: str, keys: Mapping[str, int]) -> None:
-        """A server answers a request: it has its objects now."""
-        self._recent.add(url)
-        self._replicas[url].resumes = 0.0
-        for key in keys:
-            self._holders.setdefault(key, set()).add(url)
-            self._holders.move_to_end(key)
-        while len(self._holders) > _REMEMBERED:
-            self._holders.popitem(last=False)
+        return [*self._residency.order(keys, usable), *(url for url in self._replicas if url not in usable)]
 
     def _fail(self, replica: _Replica, error: Exception) -> None:
         """Leave a server out for a while: what it had may be lost."""
         replica.resumes = time.monotonic() + _LEFT_OUT_S
-        for holders in self._holders.values():
-            holders.discard(replica.url)
+        self._residency.forget(replica.url)
         word = str(error) or type(error).__name__
         _log.warning("pic: %s is left out for %g s: %s", without_credentials(replica.url), _LEFT_OUT_S, word)
 
