@@ -36,12 +36,12 @@ from pictool.linker.link import Linked, link
 from pictool.linker.plan import make_plan, plan_without_objects
 from pictool.linker.policies import make_policy
 from pictool.linker.spec import Spec
+from pictool.recognition.matches import Match
 from pictool.runtime.attention import Run
 from pictool.runtime.chat.template import make_frame
 from pictool.runtime.memory.caches import CapturingCache
 from pictool.runtime.model import Model
 from pictool.runtime.tensors import to_bytes
-from pictool.store.matches import Match
 from pictool.store.objects.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
 from pictool.world.generate import ALL_KINDS, Fact, Question, WorldPrompt

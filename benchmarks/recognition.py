@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.output import write_results
 from pictool.core import Geometry, Target, TokenIds
+from pictool.recognition.index import ContentIndex
 from pictool.store.objects.format import CompiledChunk, ObjectMeta
-from pictool.store.recognition import ContentIndex
 from pictool.store.store import Store
 
 TARGET = Target("LlamaForCausalLM", "a" * 64, "b" * 64, "float32", Geometry(1, 1, 1))

@@ -33,7 +33,7 @@ RANKS = {
     "bounded_process": 0, "core": 0, "errors": 0, "escapes": 0, "plugins": 0, "reading": 0, "routing": 0,
     "urls": 0, "strict_yaml": 0,
     "store": 1, "runtime": 1, "world": 1,
-    "compiler": 2,
+    "compiler": 2, "recognition": 2,
     "documents": 3, "linker": 3,
     "controller": 4, "trace": 4,
     "estimate": 5,
@@ -55,7 +55,7 @@ FILES = {"charset_normalizer", "docx", "openpyxl", "pathspec", "pptx", "pypdf", 
 HTTP = {"fastapi", "starlette", "uvicorn"}  # of `serve` alone
 BESIDE = {("core", "errors"), ("core", "reading"), ("plugins", "errors"), ("commands", "tui"), ("api", "conversation")}
 HEAVY = {"torch", "transformers", "tokenizers", "vllm", "llama_cpp"}
-LIGHT = ("core", "errors", "escapes", "store", "world")
+LIGHT = ("core", "errors", "escapes", "recognition", "store", "world")
 
 
 def imports(source: str) -> Iterator[str]:

@@ -33,8 +33,8 @@ from pictool.linker.grid import parse_grid
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy as make_policy
 from pictool.linker.policies.base import Policy
+from pictool.recognition.matches import Match
 from pictool.runtime.model import Model, load_model
-from pictool.store.matches import Match
 from pictool.store.objects.format import CompiledChunk
 from pictool.store.store import Store
 

@@ -10,7 +10,7 @@ import numpy as np
 from pictool.core import Layout, RowMask, TokenIds
 from pictool.errors import InputError
 from pictool.linker.policies.base import Policy
-from pictool.store.matches import Match
+from pictool.recognition.matches import Match
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from pictool.linker.plan import LinkPlan, make_plan, plan_without_objects
 from pictool.linker.policies import make_policy, policies
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Spec
+from pictool.recognition.matches import Match
 from pictool.runtime.model import Model, wrap_model
-from pictool.store.matches import Match
 from pictool.store.store import Store
 
 A, B = tuple(range(5, 40)), tuple(range(60, 80))

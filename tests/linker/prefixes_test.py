@@ -25,11 +25,11 @@ from pictool.linker.pooled import keep_prefix
 from pictool.linker.prefixes import BLOCK, BlockChain, LinkedSpan
 from pictool.linker.residency import ResidentObjects, slots_of
 from pictool.linker.spec import Spec
+from pictool.recognition.matches import Match
 from pictool.runtime.decode import generate_steps
 from pictool.runtime.memory.image import GROWTH, Image
 from pictool.runtime.memory.pool import PooledImage, default_pool_bytes, slot_bytes
 from pictool.runtime.model import Model
-from pictool.store.matches import Match
 from pictool.store.memory import LayerMemory
 from pictool.store.store import Store
 

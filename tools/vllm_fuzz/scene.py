@@ -16,8 +16,8 @@ import vllm_rig as rig
 from pictool.api import compile
 from pictool.compiler.chunking import make_chunk
 from pictool.core import Chunk, PromptText
+from pictool.recognition.matches import NamedObject, locate
 from pictool.runtime.model import Model, load_model
-from pictool.store.matches import NamedObject, locate
 from pictool.store.store import Store
 
 SALTS = ("", "the salt of alice", "bob-0123456789abcdef", "pic:looks-like-one-of-the-connector")  # "": of nobody

@@ -17,6 +17,8 @@ from pictool.errors import ObjectError, StoreError
 from pictool.linker.grid import label_of
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
+from pictool.recognition.index import ContentIndex, IndexThread
+from pictool.recognition.matches import Match
 from pictool.serve.channel import Send, compiled_event
 from pictool.serve.prompts.explained import explain
 from pictool.serve.prompts.layout import Open, PromptLayout, lay_out
@@ -34,8 +36,6 @@ from pictool.serve.work import (
     PromptPart,
     WrittenPiece,
 )
-from pictool.store.matches import Match
-from pictool.store.recognition import ContentIndex, IndexThread
 
 if TYPE_CHECKING:
     from pictool.engines.base import Engine

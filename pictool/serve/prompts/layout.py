@@ -21,6 +21,7 @@ import numpy as np
 from pictool.compiler.chunking import encode_within, marker_note
 from pictool.core import PromptText, TokenIds
 from pictool.errors import InputError
+from pictool.recognition.matches import Match
 from pictool.runtime.chat.template import PLAIN_QUERY, render_chat, separator_between
 from pictool.runtime.model import Model
 from pictool.serve.work import (
@@ -39,7 +40,6 @@ from pictool.serve.work import (
     WrittenPiece,
     separated,
 )
-from pictool.store.matches import Match
 
 Recognise = Callable[[TokenIds], list[Match]]
 Open = Callable[

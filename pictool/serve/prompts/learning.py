@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
     from pictool.core import Chunk
     from pictool.linker.policies.base import Policy
+    from pictool.recognition.index import ContentIndex
     from pictool.runtime.model import Model
-    from pictool.store.recognition import ContentIndex
 
 MIN_LEARNED, MAX_LEARNED = 64, 4096  # tokens of a part that requests repeat, and of an object of it
 PAUSE_S = 60.0  # after an object could not be written, as on a full disk

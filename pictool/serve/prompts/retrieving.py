@@ -16,9 +16,9 @@ from pictool.store.folders import read_folders
 from pictool.store.sources import read_sources
 
 if TYPE_CHECKING:
+    from pictool.recognition.index import ContentIndex
     from pictool.runtime.model import Model
     from pictool.serve.schema import DocumentQuery
-    from pictool.store.recognition import ContentIndex
     from pictool.store.store import Store
 
 _KEPT = 8  # tenants whose documents are ranked without reading them again

@@ -34,12 +34,12 @@ from pictool.errors import InputError
 from pictool.linker.plan import LinkPlan, Span, make_plan
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
+from pictool.recognition.index import ContentIndex
+from pictool.recognition.matches import Match
 from pictool.runtime.model import Model, wrap_model
 from pictool.store import store as store_module
 from pictool.store.entries import keys_of
-from pictool.store.matches import Match
 from pictool.store.objects.format import ObjectFile
-from pictool.store.recognition import ContentIndex
 from pictool.store.store import Store
 
 NAIVE = make_policy("naive", {})

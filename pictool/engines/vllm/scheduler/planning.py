@@ -27,11 +27,11 @@ from pictool.engines.vllm.worker.threads import BackgroundThrottle
 from pictool.errors import InputError, PicError
 from pictool.linker.plan import LinkPlan, Span, make_plan
 from pictool.linker.policies.base import Policy, Prompt, Selection
+from pictool.recognition.index import ContentIndex, IndexThread
+from pictool.recognition.matches import Match, NamedObject, locate
+from pictool.recognition.search import MAX_EDGE
 from pictool.runtime.model import Model
-from pictool.store.matches import Match, NamedObject, locate
 from pictool.store.objects.format import ObjectFile
-from pictool.store.recognition import ContentIndex, IndexThread
-from pictool.store.search import MAX_EDGE
 from pictool.store.store import Store
 
 _FIRST_READ_S = 0.1  # how long the first request that has documents recognised waits for the store to be read

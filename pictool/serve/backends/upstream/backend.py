@@ -30,6 +30,7 @@ from pictool.linker.policies import BASELINE
 from pictool.linker.policies.base import Policy
 from pictool.linker.policies.fixup import without_table
 from pictool.linker.spec import Spec
+from pictool.recognition.matches import Match
 from pictool.runtime.model import Model
 from pictool.serve.admission import AdmissionControl, held
 from pictool.serve.backends.base import FULL, BackendSettings, EngineBackend, log
@@ -65,7 +66,6 @@ from pictool.serve.work import (
 )
 from pictool.store.entries import Entry
 from pictool.store.eviction import remove_all
-from pictool.store.matches import Match
 
 if TYPE_CHECKING:
     from pictool.store.store import Store

@@ -15,11 +15,11 @@ import numpy as np
 
 from pictool.core import Identity, Target, TokenIds
 from pictool.errors import ForeignObjectError, PicError, StoreError, UnreadableObjectError
+from pictool.recognition.matches import Decode, Match, find_run
+from pictool.recognition.search import HashedTokens, SearchTable, TokenRun, choose_runs
 from pictool.store.codecs import codecs
 from pictool.store.entries import keys_of, shards
-from pictool.store.matches import Decode, Match, find_run
 from pictool.store.objects.format import ObjectFile
-from pictool.store.search import HashedTokens, SearchTable, TokenRun, choose_runs
 from pictool.store.signatures import sidecar_of
 from pictool.store.store import Store
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pictool.core import TokenIds
-from pictool.store import search
-from pictool.store.search import HashedTokens, SearchTable, TokenRun, choose_runs, edge_of, run_at
+from pictool.recognition import search
+from pictool.recognition.search import HashedTokens, SearchTable, TokenRun, choose_runs, edge_of, run_at
 
 
 def ids(*tokens: int) -> TokenIds:

@@ -17,7 +17,7 @@ import numpy as np
 
 from pictool.core import TokenIds
 from pictool.errors import InputError
-from pictool.store.search import MAX_EDGE, HashedTokens, SearchTable, TokenRun, edge_of, run_at
+from pictool.recognition.search import MAX_EDGE, HashedTokens, SearchTable, TokenRun, edge_of, run_at
 
 Decode = Callable[[Sequence[int]], str]
 _MAX_TRIES = 64  # places of a named object that turn out to be none

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pictool.core import TokenIds
 from pictool.errors import InputError
-from pictool.store.matches import NamedObject, locate
+from pictool.recognition.matches import NamedObject, locate
 
 
 def ids(*tokens: int) -> TokenIds:

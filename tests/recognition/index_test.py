@@ -20,11 +20,11 @@ from tokenizers import Tokenizer
 
 from pictool.core import Geometry, Target
 from pictool.errors import StoreError
-from pictool.store import recognition
+from pictool.recognition import index as recognition
+from pictool.recognition.index import ContentIndex, IndexThread
+from pictool.recognition.matches import Match
 from pictool.store.entries import keys_of
-from pictool.store.matches import Match
 from pictool.store.objects.format import ObjectFile
-from pictool.store.recognition import ContentIndex, IndexThread
 from pictool.store.store import Store
 from pictool.world.generate import PageShape, write_prompt
 

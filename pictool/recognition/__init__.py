@@ -1,0 +1,1 @@
+"""Stored documents that are recognised in prompts, and where in them an object is linked. Knows no model."""
