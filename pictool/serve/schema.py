@@ -78,7 +78,7 @@ class CachePart(StrictModel):
 
 
 class FileId(StrictModel):
-    file_id: str | None = None
+    file_id: str
 
 
 class FilePart(StrictModel):

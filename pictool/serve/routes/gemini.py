@@ -18,7 +18,7 @@ from pictool.core import AnswerFormat
 from pictool.serve.answers import AnswerForm, respond, usage_of
 from pictool.serve.bodies import BodyRoute
 from pictool.serve.errors import ApiError
-from pictool.serve.prompts.reading import leased_piece, linking_of, require_cache, sampling_of
+from pictool.serve.prompts.requests import leased_piece, linking_of, sampling_of
 from pictool.serve.routes.caches import compile_turns, expiry, extend_lease, find_lease, remove_lease
 from pictool.serve.routes.openai import POLICY, count_tokens
 from pictool.serve.schema import MAX_N, MAX_PARTS, GenerationRequest, Stops
@@ -190,7 +190,7 @@ def _work(call: ApiCall, model: str, body: GenerateRequest, policy: str | None) 
     turns = [_turn(content) for content in body.contents]
     system: list[Piece] = [] if body.system_instruction is None else [*_turn(body.system_instruction).pieces]
     if body.cached_content is not None:
-        lease = require_cache(call.find_cache, body.cached_content.removeprefix(_PREFIX), "cachedContent")
+        lease = call.find_cache(body.cached_content.removeprefix(_PREFIX), "cachedContent")
         system = [*_stored(lease, "system"), *system]
         first = next((i for i, turn in enumerate(turns) if turn.role == "user"), None)
         if first is None:

@@ -205,7 +205,7 @@ def _parts(blocks: Iterable[Any]) -> list[Any]:
 
 def _messages_of(given: InputMessage) -> list[ChatMessage]:
     """The messages of a chat: each result of a tool is one of its own."""
-    if isinstance(given.content, str) or not given.content:
+    if isinstance(given.content, str):
         return [ChatMessage(role=given.role, content=given.content)]
     if given.role == "assistant":
         return [_assistant(given.content)]
@@ -215,7 +215,7 @@ def _messages_of(given: InputMessage) -> list[ChatMessage]:
             messages += map(_result, blocks)
         else:
             messages.append(ChatMessage(role=given.role, content=_parts(blocks)))
-    return messages
+    return messages or [ChatMessage(role=given.role, content=[])]
 
 
 def _result(result: Any) -> ChatMessage:
