@@ -201,7 +201,6 @@ def serve_here(options: ServeOptions, fleet: FleetOptions, settings: Settings, v
         store = open_store(settings)
         backend = resources.enter_context(opened_backend(options, fleet, settings, store, vllm, len(keys.tenants)))
         service = make_service(options, backend, store, keys, resources)
-        listener.listen()
         note_address(listener, backend)
         run(make_application(service, __version__), listener, backend)
     store.drain()
@@ -453,6 +452,7 @@ def bind(options: ServeOptions) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((options.host, options.port))
+        listener.listen()
     except OSError as error:
         listener.close()
         raise InputError(

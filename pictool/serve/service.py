@@ -100,7 +100,7 @@ class Service:
         self._trials = AdmissionControl(_MAX_TRIALS, most=1)
         leased_keys(
             root
-        )  # a damaged file, or a directory that is no store, is an error of the start, not of every client
+        )  # a damaged file, or no store, is an error at the start, not of every request
         self.metrics = Metrics(backend.status, self.leases.count)
         self._recorder = Recorder(self.metrics, backend.model, clock, request_log, tracer_provider)
 
