@@ -98,9 +98,7 @@ class Service:
         self._marks: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()  # tenant, key: lease, its end
         self.files = Files(root, settings.file_bytes)
         self._trials = AdmissionControl(_MAX_TRIALS, most=1)
-        leased_keys(
-            root
-        )  # a damaged file, or no store, is an error at the start, not of every request
+        leased_keys(root)  # a damaged file, or no store, is an error at the start, not of every request
         self.metrics = Metrics(backend.status, self.leases.count)
         self._recorder = Recorder(self.metrics, backend.model, clock, request_log, tracer_provider)
 
