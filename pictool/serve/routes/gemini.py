@@ -93,18 +93,16 @@ class CountTokensRequest(GenerateRequest):
     generate_content_request: GenerateRequest | None = None
 
 
-class CachedContent(GeminiModel):
-    model: str
-    contents: Annotated[list[Content], Field(max_length=MAX_PARTS, fail_fast=True)] = Field(default_factory=list)
-    system_instruction: Content | None = None
-    ttl: Annotated[str, Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})?s$")] | None = None
-    expire_time: datetime | None = Field(default=None, strict=False)
-    display_name: str | None = Field(default=None, max_length=512)
-
-
 class CachedChange(GeminiModel):
     ttl: Annotated[str, Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})?s$")] | None = None
     expire_time: datetime | None = Field(default=None, strict=False)
+
+
+class CachedContent(CachedChange):
+    model: str
+    contents: Annotated[list[Content], Field(max_length=MAX_PARTS, fail_fast=True)] = Field(default_factory=list)
+    system_instruction: Content | None = None
+    display_name: str | None = Field(default=None, max_length=512)
 
 
 router = APIRouter(
