@@ -432,6 +432,7 @@ def bind(options: ServeOptions) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((options.host, options.port))
+        listener.listen()
     except OSError as error:
         listener.close()
         raise InputError(

@@ -47,15 +47,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 
-def refuse(request: Request, error: Exception) -> JSONResponse:
-    """The response to a request that an exception ended."""
-    api_error = ApiError.of(error)
-    if api_error.status >= 500:
-        is_known = isinstance(error, PicError | ApiError)
-        _log.error("pic: a request failed%s", f": {error}" if is_known else "", exc_info=None if is_known else error)
-    return _response(api_error, request)
-
-
 def make_app(service: Service, version: str) -> FastAPI:
     """The application of a service: all routes, errors in the form of the API that they are of, and the gate."""
     app = FastAPI(title="pictool", version=version, redirect_slashes=False)
@@ -65,34 +56,39 @@ def make_app(service: Service, version: str) -> FastAPI:
     app.add_middleware(Gate, service=service)  # type: ignore[arg-type]
     if service.tracer_provider is not None:
         trace_requests(app, service.tracer_provider)
-
-    @app.exception_handler(ApiError)
-    @app.exception_handler(PicError)
-    async def handle(request: Request, error: Exception) -> JSONResponse:
-        return refuse(request, error)
-
-    @app.exception_handler(RequestValidationError)
-    async def unfit(request: Request, error: RequestValidationError) -> JSONResponse:
-        """Of a form, or of what an address has."""
-        return _response(invalid([{**found, "loc": found["loc"][1:]} for found in error.errors()]), request)
-
-    @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
-        message = str(error.detail)
-        if error.status_code == 404 and message == "Not Found":
-            paths = [path for path in app.openapi()["paths"] if "{" not in path]
-            message = f"no such route; there are {', '.join(paths)}"
-        return _response(ApiError(error.status_code, message, headers=error.headers), request)
-
+    for kind in (ApiError, PicError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _handle)
     return app
 
 
-def _response(error: ApiError, request: Request) -> JSONResponse:
+async def _handle(request: Request, error: Exception) -> JSONResponse:
+    return refuse(request, error)
+
+
+def refuse(request: Request, error: Exception) -> JSONResponse:
+    """The response to a request that an exception ended, in the form of the API that was called."""
+    api_error = _api_error(request, error)
+    if api_error.status >= 500:
+        is_known = isinstance(error, PicError | ApiError)
+        _log.error("pic: a request failed%s", f": {error}" if is_known else "", exc_info=None if is_known else error)
+    body, status = api_error.body(), api_error.status
     if is_messages(request):
-        body = messages_error(error, request.scope.get("state", {}).get("request_id"))
-        return AsciiResponse(body, messages_status(error), error.headers)
-    body = gemini_error(error) if is_gemini(request.url.path) else error.body()
-    return AsciiResponse(body, error.status, error.headers)
+        body, status = messages_error(api_error, request.scope["state"]["request_id"]), messages_status(api_error)
+    elif is_gemini(request.url.path):
+        body = gemini_error(api_error)
+    return AsciiResponse(body, status, api_error.headers)
+
+
+def _api_error(request: Request, error: Exception) -> ApiError:
+    if isinstance(error, RequestValidationError):  # of a form, or of what an address has
+        return invalid([{**found, "loc": found["loc"][1:]} for found in error.errors()])
+    if not isinstance(error, HTTPException):
+        return ApiError.of(error)
+    message = str(error.detail)
+    if error.status_code == 404 and message == "Not Found":
+        paths = [path for path in request.app.openapi()["paths"] if "{" not in path]
+        message = f"no such route; there are {', '.join(paths)}"
+    return ApiError(error.status_code, message, headers=error.headers)
 
 
 class AsciiResponse(JSONResponse):

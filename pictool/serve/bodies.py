@@ -38,12 +38,6 @@ async def read_text(request: Request, max_containers: int) -> str:
     return await _apart(data, checked)
 
 
-async def read_json(request: Request) -> Any:
-    """The value of a body. Raises ApiError 400."""
-    data = await _read(request)
-    return await _apart(data, lambda: parse(data))
-
-
 def parse(data: bytes) -> Any:
     """The value of a body: JSON of a bounded depth and number of values, whose texts are Unicode.
 
@@ -65,21 +59,20 @@ def parse(data: bytes) -> Any:
     return value
 
 
-def validated(adapter: TypeAdapter[T], value: object, *place: str) -> T:
-    """A value as a type has it. Raises ApiError 422, which names the first mistake; `place`: of the value in a body."""
+def validated(adapter: TypeAdapter[T], value: object) -> T:
+    """A value as a type has it. Raises ApiError 422, which names the first mistake."""
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-        raise invalid([{**each, "loc": (*place, *each["loc"])} for each in found]) from error
+        raise invalid(error.errors(include_url=False, include_context=False, include_input=False)) from error
 
 
-def invalid(errors: Sequence[Any], status: int = 422) -> ApiError:
+def invalid(errors: Sequence[Any]) -> ApiError:
     """What pydantic says of a value; of the types that it might have had, that which fits the furthest."""
     first = max(errors, key=lambda error: (len(error["loc"]), not error["type"].endswith("_type")))
     place = ".".join(str(part) for part in first["loc"] if not isinstance(part, str) or "[" not in part)[:200]
     problem = "is not supported here" if first["type"] == "extra_forbidden" else first["msg"]
-    return ApiError(status, f"{place or 'body'}: {problem}", param=place.partition(".")[0] or None)
+    return ApiError(422, f"{place or 'body'}: {problem}", param=place.partition(".")[0] or None)
 
 
 class BodyRoute(APIRoute):

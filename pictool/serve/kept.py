@@ -113,12 +113,10 @@ class KeptResponses:
         items = [item for kept in found[:1] for item in (*kept.given, *kept.body["output"])]
         return next((item for item in items if item.get("id") == name), None)
 
-    def remove(self, tenant: str, name: str) -> bool:
-        """Forget a response; False if there is none. Those that follow it have its items still."""
-        is_there = self.find(tenant, name) is not None
+    def remove(self, tenant: str, name: str) -> None:
+        """Forget a response, if there is one. Those that follow it have its items still."""
         with self._lock:
             self._tenant(tenant).named.pop(name, None)
-        return is_there
 
     def num_bytes(self, tenant: str) -> int:
         """What the responses of a tenant hold in memory, those that they follow included."""

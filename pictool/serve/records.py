@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pictool.estimate.request_log import Named, Request, RequestLog
+from pictool.estimate.request_log import Named, Request
 from pictool.estimate.segments import Segment
-from pictool.serve.metrics import Metrics
 from pictool.serve.prompts.explained import summary
 from pictool.serve.tracing import AnswerSpan
 from pictool.serve.work import (
@@ -34,38 +31,23 @@ from pictool.serve.work import (
 )
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
+    from pictool.serve.service import Service
 
 _KINDS = {"developer": "system", "system": "system", "assistant": "assistant", "tool": "tool", "function": "tool"}
 _log = logging.getLogger("pictool.serve")
 
 
-@dataclass(frozen=True)
-class Recorder:
-    """Records the requests of one server."""
-
-    metrics: Metrics
-    model: str
-    clock: Callable[[], float]
-    request_log: RequestLog | None
-    tracer_provider: TracerProvider | None
-
-    def begin(self, work: AnswerRequest, started: float) -> RequestRecord:
-        """The record of a request that came at `started`, by time.perf_counter."""
-        return RequestRecord(self, work, started)
-
-
 class RequestRecord:
-    """What is recorded of one request, by the events of its answers."""
+    """What is recorded of one request, by the events of its answers. `started` is by time.perf_counter."""
 
-    def __init__(self, recorder: Recorder, work: AnswerRequest, started: float) -> None:
-        self._recorder, self._work, self._started, self._came = recorder, work, started, recorder.clock()
-        self._span = AnswerSpan(recorder.tracer_provider, work, recorder.model)
+    def __init__(self, service: Service, work: AnswerRequest, started: float) -> None:
+        self._service, self._work, self._started, self._came = service, work, started, service.clock()
+        self._span = AnswerSpan(service.tracer_provider, work, service.backend.model)
         self._reuse: Reuse | None = None
         self._has_text = False
 
     def add(self, event: Event) -> None:
-        metrics = self._recorder.metrics
+        metrics = self._service.metrics
         self._span.add(event)
         if isinstance(event, StartEvent):
             self._reuse = event.reuse
@@ -82,15 +64,11 @@ class RequestRecord:
         self._span.end(error)
         if error is not None:
             return
-        seconds, log = time.perf_counter() - self._started, self._recorder.request_log
-        self._recorder.metrics.duration.observe(seconds)
+        seconds, log = time.perf_counter() - self._started, self._service.request_log
+        self._service.metrics.duration.observe(seconds)
         if log is not None and self._reuse is not None:
-            log.add(_logged(self._work, self._reuse, self._came, seconds))
-
-
-def _logged(work: AnswerRequest, reuse: Reuse, time_came: float, seconds: float) -> Request:
-    parts = tuple(_segments(work.prompt))
-    return Request(time_came, work.tenant.name, parts, reuse.num_tokens, reuse.linked + reuse.recomputed, seconds)
+            parts, num_linked = tuple(_segments(self._work.prompt)), self._reuse.linked + self._reuse.recomputed
+            log.add(Request(self._came, self._work.tenant.name, parts, self._reuse.num_tokens, num_linked, seconds))
 
 
 def _segments(prompt: ChatPrompt | RawPrompt) -> list[Segment | Named]:

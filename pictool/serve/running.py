@@ -22,7 +22,7 @@ from pictool.errors import ModelError
 from pictool.serve.work import Backend
 
 _GRACE_S = 5  # for answers that are being sent, once a signal came
-_END_S = 10  # for the rest to be told that the server ends
+_END_S = 10  # in which the rest get an error, as the server ends
 _HEAD_S = 10.0  # in which a request's head comes; h11 bounds its bytes (64 KiB)
 UNREAD_S, _LEAST_READ = 30.0, 64 << 10  # of what is sent, a client reads at least so many bytes in so long
 _MAX_HEADS = 256  # connections whose request has not come; more, and the oldest is closed,

@@ -78,7 +78,7 @@ class CachePart(StrictModel):
 
 
 class FileId(StrictModel):
-    file_id: str | None = None
+    file_id: str
 
 
 class FilePart(StrictModel):
@@ -184,27 +184,32 @@ class PicOptions(StrictModel):
     explain: bool = False
 
 
+class AnswerOptions(StrictModel):
+    """What requests for answers have in common, on every route of chats."""
+
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    stream: bool | None = None
+    pic: bool | PicOptions | None = None
+    verify: bool | None = None
+
+
 class StreamOptions(StrictModel):
     include_usage: bool = False
 
 
-class GenerationRequest(PromptModel):
-    """What requests for answers have in common."""
+class GenerationRequest(PromptModel, AnswerOptions):
+    """What OpenAI's chat completions and completions have in common."""
 
     model: str
     max_tokens: int | None = Field(default=None, ge=1, le=1 << 31)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
     n: int | None = Field(default=None, ge=1, le=MAX_N)
     seed: int | None = _SEED
     stop: Annotated[str, AfterValidator(_require_short)] | Stops | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     logit_bias: dict[str, Any] | None = None
-    pic: bool | PicOptions | None = None
-    verify: bool | None = None
     cache_ids: Ids | None = None
 
 
@@ -230,27 +235,25 @@ class CompletionRequest(GenerationRequest):
 Ttl = Annotated[float, Field(gt=0, le=MAX_TTL_S)] | Annotated[str, Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})?s$")]
 
 
-class CacheRequest(StrictModel):
-    """A cache of a text, of messages, or of an uploaded file."""
+class CacheChange(StrictModel):
+    """Another end of a cache."""
 
     model_config = ConfigDict(extra="forbid")
+
+    ttl: Ttl | None = None
+    expires_at: float | None = Field(default=None, ge=0, le=1e11)
+
+
+class CacheRequest(CacheChange):
+    """A cache of a text, of messages, or of an uploaded file."""
 
     model: str
     text: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1024, fail_fast=True)] | None = None
     file_id: str | None = None
-    ttl: Ttl | None = None
-    expires_at: float | None = Field(default=None, ge=0, le=1e11)
     display_name: str | None = Field(default=None, max_length=512)
     renew: bool = False
     chunk_tokens: int | None = Field(default=None, ge=16, le=1 << 20)
-
-
-class CacheChange(StrictModel):
-    model_config = ConfigDict(extra="forbid")
-
-    ttl: Ttl | None = None
-    expires_at: float | None = Field(default=None, ge=0, le=1e11)
 
 
 class LinkDocument(StrictModel):

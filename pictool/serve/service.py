@@ -24,11 +24,11 @@ from pictool.serve.kept import KeptResponses
 from pictool.serve.metrics import Metrics
 from pictool.serve.parts import splitter_of
 from pictool.serve.prompts.learning import texts_of
-from pictool.serve.prompts.reading import documents_of
+from pictool.serve.prompts.requests import documents_of
 from pictool.serve.prompts.retrieving import RetrievedDocument
-from pictool.serve.records import Recorder
+from pictool.serve.records import RequestRecord
 from pictool.serve.schema import DocumentQuery, Documents
-from pictool.serve.tenants import OPERATOR, Keys, Tenant
+from pictool.serve.tenants import Keys, Tenant
 from pictool.serve.work import (
     AnswerRequest,
     Backend,
@@ -93,14 +93,13 @@ class Service:
     ) -> None:  # fmt: skip
         self.backend, self.keys, self.settings, self.clock = backend, keys, settings, clock
         self.leases = Leases(root, clock, Share(settings.lease_bytes))
-        self.tracer_provider = tracer_provider
+        self.request_log, self.tracer_provider = request_log, tracer_provider
         self.responses = KeptResponses(clock)
         self._marks: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()  # tenant, key: lease, its end
         self.files = Files(root, settings.file_bytes)
         self._trials = AdmissionControl(_MAX_TRIALS, most=1)
-        leased_keys(root)  # a damaged file, or a directory that is no store, is told at the start, not to every client
+        leased_keys(root)  # a damaged file, or no store, is an error at the start, not of every request
         self.metrics = Metrics(backend.status, self.leases.count)
-        self._recorder = Recorder(self.metrics, backend.model, clock, request_log, tracer_provider)
 
     def tenant(self, request: Request) -> Tenant:
         """Whose a request is, by its bearer key (or x-api-key, x-goog-api-key, ?key=, as other clients send it).
@@ -118,10 +117,6 @@ class Service:
                 headers={"WWW-Authenticate": "Bearer"},
             )  # fmt: skip
         return tenant
-
-    def is_operators(self, tenant: Tenant) -> bool:
-        """Whether a tenant may see what concerns all of them: without keys any may."""
-        return not self.keys.are_required or tenant.name == OPERATOR
 
     def require_model(self, name: str) -> None:
         """Refuse another model's name. Raises ApiError 404."""
@@ -147,25 +142,25 @@ class Service:
                 raise ApiError(400, f"{param}: {error}", param=param) from error
 
     async def documents(
-        self, tenant: Tenant, wanted: Documents | DocumentQuery, chat: ChatPrompt, linking: Linking, most: int | None
+        self, tenant: Tenant, documents: Documents | DocumentQuery, chat: ChatPrompt, linking: Linking, most: int | None
     ) -> tuple[ChatPrompt, tuple[RetrievedDocument, ...]]:
         """A chat with the documents that are named beside it, and those that were found by a query.
 
         `most` is how many tokens its answer has at most. Raises as `Backend.retrieve` does.
         """
-        if not isinstance(wanted, DocumentQuery):
-            return replace(chat, documents=documents_of(wanted)), ()
+        if not isinstance(documents, DocumentQuery):
+            return replace(chat, documents=documents_of(documents)), ()
         texts = [*texts_of(chat), *(json.dumps(tool) for tool in chat.tools)]
-        found = await self.backend.retrieve(wanted, tenant, linking, texts, most or 1)
+        found = await self.backend.retrieve(documents, tenant, linking, texts, most or 1)
         objects = [RetrievedObject(document.key, document.num_tokens) for document in found]
         return replace(chat, documents=tuple(map(TemplateDocument, objects))), found
 
     async def events(self, work: AnswerRequest, started: float) -> AsyncGenerator[Event, None]:
-        """The events of an answer, counted, with calls and reasoning apart, if they can be told apart.
+        """The events of an answer, counted, with calls and reasoning apart from text, if they can be parsed.
 
         `started` is when the request came, by time.perf_counter.
         """
-        record, split = self._recorder.begin(work, started), splitter_of(work, self.backend.response_template)
+        record, split = RequestRecord(self, work, started), splitter_of(work, self.backend.response_template)
         try:
             async with aclosing(self.backend.answer(work)) as answer:
                 async for event in answer:
@@ -211,9 +206,12 @@ class ApiCall:
     tenant: Tenant
     started: float
 
-    def find_cache(self, name: str) -> Lease | None:
-        """A cache of the tenant, by its id, to be used."""
-        return self.service.leases.use(name, self.tenant.id)
+    def find_cache(self, name: str, param: str) -> Lease:
+        """A cache of the tenant, to be used, by its id in the field `param`. Raises ApiError 404."""
+        lease = self.service.leases.use(name, self.tenant.id)
+        if lease is None:
+            raise not_found(f"cache {name[:80]!r}", param, "cache_not_found")
+        return lease
 
     def find_file(self, name: str) -> str:
         """The text of a file of the tenant. Raises ApiError 404."""

@@ -87,9 +87,13 @@ class AnswerSpan:
         if provider is None:
             return
         operation = "chat" if isinstance(work.prompt, ChatPrompt) else "text_completion"
-        asked = {"max_tokens": work.max_tokens, "temperature": work.sampling.temperature, "top_p": work.sampling.top_p}
+        options = {
+            "max_tokens": work.max_tokens,
+            "temperature": work.sampling.temperature,
+            "top_p": work.sampling.top_p,
+        }
         attributes: dict[str, Any] = {"gen_ai.operation.name": operation, "gen_ai.request.model": model}
-        attributes |= {f"gen_ai.request.{name}": value for name, value in asked.items() if value is not None}
+        attributes |= {f"gen_ai.request.{name}": value for name, value in options.items() if value is not None}
         self._span = provider.get_tracer("pictool").start_span(f"{operation} {model}", attributes=attributes)
 
     def add(self, event: Event) -> None:

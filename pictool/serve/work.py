@@ -454,7 +454,7 @@ class Backend(ABC):
         raise ApiError(501, "this server's engine takes no requests of pic link; link without --server")
 
     async def retrieve(
-        self, wanted: DocumentQuery, tenant: Tenant, linking: Linking, texts: Sequence[str], max_new_tokens: int
+        self, query: DocumentQuery, tenant: Tenant, linking: Linking, texts: Sequence[str], max_new_tokens: int
     ) -> tuple[RetrievedDocument, ...]:
         """The stored documents of a tenant for a query, the best first: those that fit beside texts and an answer.
 

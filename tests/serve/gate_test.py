@@ -24,8 +24,8 @@ from pictool.reading import require_shape
 from pictool.runtime.model import Model
 from pictool.serve import app, bodies, running
 from pictool.serve.answers import AnswerCollector, EventStream, PartialAnswer
-from pictool.serve.backends.base import BackendSettings
 from pictool.serve.backends.query import MAX_CALLS
+from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.errors import ApiError
 from pictool.serve.routes.openai import ChatForm, CompletionForm
 from pictool.serve.running import run
@@ -105,9 +105,9 @@ def test_of_many_mistakes_few_are_looked_at(
     """Where each was listed, 1 MiB of them held the event loop for 38 s, and took 5 GB."""
     counts = list[int]()
 
-    def count(errors: Any, status: int = 422) -> ApiError:
+    def count(errors: Any) -> ApiError:
         counts.append(len(errors))
-        return invalid(errors, status)
+        return invalid(errors)
 
     invalid = bodies.invalid
     monkeypatch.setattr(bodies, "invalid", count)
@@ -438,11 +438,10 @@ def test_a_text_may_end_in_blank_lines(live: Live) -> None:
 
 
 def test_logprobs_of_an_empty_answer_are_an_empty_list() -> None:
-    chats = [ChatRequest(model=NAME, messages=[ChatMessage(role="user")], logprobs=has) for has in (True, None)]
-    completions = [CompletionRequest(model=NAME, prompt="", logprobs=num) for num in (0, None)]
-    forms: Any = [ChatForm(NAME, body) for body in chats], [CompletionForm(NAME, body, 1) for body in completions]
-    for field, pair in zip(("content", "tokens"), forms, strict=True):
-        for has_logprobs, form in zip((True, False), pair, strict=True):
+    for has_logprobs in (True, False):
+        chat = ChatRequest(model=NAME, messages=[ChatMessage(role="user")], logprobs=has_logprobs)
+        completion = CompletionRequest(model=NAME, prompt="", logprobs=0 if has_logprobs else None)
+        for form, field in ((ChatForm(NAME, chat), "content"), (CompletionForm(NAME, completion, 1), "tokens")):
             form.collected = [AnswerCollector(answers={0: PartialAnswer(reason="stop")})]
             logprobs = form.whole()["choices"][0]["logprobs"]
             assert logprobs[field] == [] if has_logprobs else logprobs is None

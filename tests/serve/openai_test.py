@@ -322,7 +322,7 @@ def test_answers_at_once_are_those_of_one_after_another(live: Live) -> None:
 
 
 def sampling_defaults_to_one() -> bool:
-    from pictool.serve.prompts.reading import sampling_of
+    from pictool.serve.prompts.requests import sampling_of
     from pictool.serve.schema import GenerationRequest
 
     return sampling_of(GenerationRequest(model=NAME, seed=3)) == Sampling(1.0, 1.0, 3)

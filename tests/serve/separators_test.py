@@ -25,7 +25,7 @@ from pictool.linker.resolve import lay_out, lay_out_spec, resolve_prompt
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
 from pictool.serve.prompts import layout
-from pictool.serve.prompts.reading import documents_of, turns_of
+from pictool.serve.prompts.requests import documents_of, turns_of
 from pictool.serve.routes.link import _spec_of
 from pictool.serve.schema import ChatMessage, DocumentText, LinkRequest
 from pictool.serve.work import ChatPrompt, MarkedText, ObjectReference, Turn
@@ -103,7 +103,7 @@ def chat_of(parts: Sequence[dict[str, object]], texts: Sequence[str], cache_ids:
     content = [*parts, {"type": "text", "text": QUESTION}]
     message = ChatMessage.model_validate({"role": "user", "content": content})
 
-    def find_cache(name: str) -> Lease:
+    def find_cache(name: str, param: str) -> Lease:
         numbers = range(len(texts)) if name == "all" else [int(name)]
         return Lease(name, "t", "m", tuple(LeasedObject(str(number), 1) for number in numbers), 0.0, 1.0, 1.0)
 
@@ -207,8 +207,8 @@ def _user(text: str) -> ChatMessage:
     return ChatMessage.model_validate({"role": "user", "content": text})
 
 
-def _no(name: str) -> NoReturn:
-    raise AssertionError(name)
+def _no(*names: str) -> NoReturn:
+    raise AssertionError(names)
 
 
 def test_documents_that_were_pasted_with_blank_lines_are_recognised(tmp_path: Path) -> None:

@@ -220,14 +220,9 @@ class Marks:
         return f"\x02{self._nonce}:{len(self._objects) - 1}\x03"
 
 
-def takes_documents(template: str) -> bool:
-    """Whether a chat template prints documents."""
-    return "documents" in template
-
-
 def _rendered(model: Model, chat: ChatPrompt) -> list[WrittenPiece]:
     """A chat by the model's template."""
-    if not takes_documents(model.tokenizer.get_chat_template()):
+    if "documents" not in model.tokenizer.get_chat_template():  # it prints none
         chat = chat.without_documents()
     try:
         return _split(model, chat)

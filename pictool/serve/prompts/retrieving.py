@@ -54,7 +54,7 @@ class StoredTexts:
         self._known: OrderedDict[tuple[str, int], tuple[int, dict[str, int], TextIndex]] = OrderedDict()
 
     def find(
-        self, wanted: DocumentQuery, salt: str, sinks: int, texts: Iterable[str], max_new_tokens: int
+        self, query: DocumentQuery, salt: str, sinks: int, texts: Iterable[str], max_new_tokens: int
     ) -> tuple[RetrievedDocument, ...]:
         """The documents of a salt for a query, the best first, as far as they fit beside a chat's texts and its answer.
 
@@ -66,10 +66,10 @@ class StoredTexts:
             sizes = [len(self._encoder.encode(text)) + _PER_TEXT for text in texts]
             apart = len(self._encoder.encode(self._separator))
         room, keys = self._num_positions - max_new_tokens - _MARGIN - sum(sizes), list(lengths)
-        allowed = None if wanted.folder is None else self._folder(wanted.folder, salt)
+        allowed = None if query.folder is None else self._folder(query.folder, salt)
         found = list[tuple[str, float]]()
-        for at, score in ranking.scored(wanted.query):
-            if score <= 0 or len(found) == wanted.k:
+        for at, score in ranking.scored(query.query):
+            if score <= 0 or len(found) == query.k:
                 break
             is_there = (allowed is None or keys[at] in allowed) and self._store.path(keys[at]).exists()
             if is_there and lengths[keys[at]] + apart <= room:

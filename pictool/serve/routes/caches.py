@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query
 
 from pictool.serve.bodies import BodyRoute
 from pictool.serve.errors import ApiError, no_share, not_found
-from pictool.serve.prompts.reading import turns_of
+from pictool.serve.prompts.requests import turns_of
 from pictool.serve.routes.openai import page
 from pictool.serve.schema import CacheChange, CacheRequest, Ttl
 from pictool.serve.service import ApiCall, Call, Service

@@ -18,7 +18,7 @@ from pictool.core import AnswerFormat
 from pictool.serve.answers import AnswerForm, respond, usage_of
 from pictool.serve.bodies import BodyRoute
 from pictool.serve.errors import ApiError
-from pictool.serve.prompts.reading import leased_piece, linking_of, require_cache, sampling_of
+from pictool.serve.prompts.requests import leased_piece, linking_of, sampling_of
 from pictool.serve.routes.caches import compile_turns, expiry, extend_lease, find_lease, remove_lease
 from pictool.serve.routes.openai import POLICY, count_tokens
 from pictool.serve.schema import MAX_N, MAX_PARTS, GenerationRequest, Stops
@@ -93,18 +93,16 @@ class CountTokensRequest(GenerateRequest):
     generate_content_request: GenerateRequest | None = None
 
 
-class CachedContent(GeminiModel):
-    model: str
-    contents: Annotated[list[Content], Field(max_length=MAX_PARTS, fail_fast=True)] = Field(default_factory=list)
-    system_instruction: Content | None = None
-    ttl: Annotated[str, Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})?s$")] | None = None
-    expire_time: datetime | None = Field(default=None, strict=False)
-    display_name: str | None = Field(default=None, max_length=512)
-
-
 class CachedChange(GeminiModel):
     ttl: Annotated[str, Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})?s$")] | None = None
     expire_time: datetime | None = Field(default=None, strict=False)
+
+
+class CachedContent(CachedChange):
+    model: str
+    contents: Annotated[list[Content], Field(max_length=MAX_PARTS, fail_fast=True)] = Field(default_factory=list)
+    system_instruction: Content | None = None
+    display_name: str | None = Field(default=None, max_length=512)
 
 
 router = APIRouter(
@@ -190,7 +188,7 @@ def _work(call: ApiCall, model: str, body: GenerateRequest, policy: str | None) 
     turns = [_turn(content) for content in body.contents]
     system: list[Piece] = [] if body.system_instruction is None else [*_turn(body.system_instruction).pieces]
     if body.cached_content is not None:
-        lease = require_cache(call.find_cache, body.cached_content.removeprefix(_PREFIX), "cachedContent")
+        lease = call.find_cache(body.cached_content.removeprefix(_PREFIX), "cachedContent")
         system = [*_stored(lease, "system"), *system]
         first = next((i for i, turn in enumerate(turns) if turn.role == "user"), None)
         if first is None:

@@ -20,6 +20,7 @@ from pictool.serve.routes.openai import POLICY, chat_work, count_tokens
 from pictool.serve.schema import (
     MAX_PARTS,
     MAX_TOOLS,
+    AnswerOptions,
     CacheControl,
     ChatMessage,
     ChatRequest,
@@ -28,7 +29,6 @@ from pictool.serve.schema import (
     OtherPart,
     Part,
     Parts,
-    PicOptions,
     PromptModel,
     Stops,
     StrictModel,
@@ -133,14 +133,9 @@ class CountRequest(PromptModel):
     cache_ids: Ids | None = None
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountRequest, AnswerOptions):
     max_tokens: int = Field(ge=0, le=1 << 31)
     stop_sequences: Stops | None = None
-    stream: bool | None = None
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    pic: bool | PicOptions | None = None
-    verify: bool | None = None
 
 
 router = APIRouter(tags=["anthropic"], route_class=BodyRoute)
@@ -217,7 +212,7 @@ def _messages_of(given: InputMessage) -> list[ChatMessage]:
             messages += map(_result, blocks)
         else:
             messages.append(ChatMessage(role=given.role, content=_parts(blocks)))
-    return messages
+    return messages or [ChatMessage(role=given.role, content=[])]
 
 
 def _result(result: Any) -> ChatMessage:

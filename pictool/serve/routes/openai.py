@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from pictool.serve.answers import DONE, AnswerForm, PartialAnswer, respond, usage_of
 from pictool.serve.bodies import BodyRoute
 from pictool.serve.errors import ApiError
-from pictool.serve.prompts.reading import (
+from pictool.serve.prompts.requests import (
     cached_pieces,
     format_of,
     lease_seconds,

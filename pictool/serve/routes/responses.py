@@ -19,6 +19,7 @@ from pictool.serve.kept import KeptResponse
 from pictool.serve.routes.openai import POLICY, chat_work, count_tokens, page_after, token_report
 from pictool.serve.schema import (
     MAX_PARTS,
+    AnswerOptions,
     ChatMessage,
     ChatRequest,
     DocumentPart,
@@ -26,7 +27,6 @@ from pictool.serve.schema import (
     Ids,
     Objects,
     OtherPart,
-    PicOptions,
     PromptModel,
     StrictModel,
     TextPart,
@@ -96,20 +96,15 @@ class PromptRequest(PromptModel):
     cache_ids: Ids | None = None
 
 
-class ResponsesRequest(PromptRequest):
+class ResponsesRequest(PromptRequest, AnswerOptions):
     max_output_tokens: int | None = Field(default=None, ge=1, le=1 << 31)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     include: Annotated[list[str], Field(max_length=64, fail_fast=True)] | None = None
-    stream: bool | None = None
     store: bool | None = None
     metadata: dict[str, str] | None = None
     parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: CacheOptions | None = None
-    pic: bool | PicOptions | None = None
-    verify: bool | None = None
 
 
 router = APIRouter(tags=["openai"], route_class=BodyRoute)

@@ -17,7 +17,7 @@ from pictool.core import AnswerFormat, Sampling
 from pictool.documents.reading import FileReader
 from pictool.errors import InputError
 from pictool.reading import parse_json
-from pictool.serve.errors import ApiError, not_found
+from pictool.serve.errors import ApiError
 from pictool.serve.schema import (
     MAX_BIASES,
     CachePart,
@@ -50,7 +50,7 @@ MIN_MARKED = 64  # characters: a shorter text is not worth an object
 _TTL_S = {"5m": 300.0, "1h": 3600.0}
 _OFF = ("off", "none", "false", "0")
 _files = FileReader()
-FindCache = Callable[[str], Lease | None]
+FindCache = Callable[[str, str], Lease]  # by its id, which the field named second has. Raises ApiError 404
 FindFile = Callable[[str], str]  # its text
 
 
@@ -198,7 +198,7 @@ def turns_of(
     turns = [_turn(message, find_cache, find_file) for message in messages]
     system, documents = list[Piece](), list[Piece]()
     for cache_id in cache_ids:
-        for entry in require_cache(find_cache, cache_id, "cache_ids").objects:
+        for entry in find_cache(cache_id, "cache_ids").objects:
             (system if entry.role == "system" else documents).append(leased_piece(entry))
     if documents:
         last = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=None)
@@ -217,14 +217,6 @@ def leased_piece(entry: LeasedObject) -> Piece:
     return ObjectReference(entry.key, entry.num_tokens, entry.continues)
 
 
-def require_cache(find_cache: FindCache, cache_id: str, param: str) -> Lease:
-    """A cache of the tenant. Raises ApiError 404, also for another's."""
-    lease = find_cache(cache_id)
-    if lease is None:
-        raise not_found(f"cache {cache_id[:80]!r}", param, "cache_not_found")
-    return lease
-
-
 def _turn(message: ChatMessage, find_cache: FindCache, find_file: FindFile) -> Turn:
     pieces, open_texts = list[Piece](), list[str]()
     is_marked = message.cache_control is not None or _is_break(message.prompt_cache_breakpoint)
@@ -238,13 +230,8 @@ def _turn(message: ChatMessage, find_cache: FindCache, find_file: FindFile) -> T
         pieces += [PlainText(text) for text in open_texts]
         open_texts = []
         if isinstance(part, CachePart):
-            objects = require_cache(find_cache, part.cache_id, "messages").objects
-            pieces += map(leased_piece, objects)
+            pieces += map(leased_piece, find_cache(part.cache_id, "messages").objects)
         elif isinstance(part, FilePart):
-            if part.file.file_id is None:
-                raise ApiError(
-                    400, "messages: a file needs its file_id; upload it to /v1/files first", param="messages"
-                )
             pieces += _marked([find_file(part.file.file_id)])
         elif isinstance(part, DocumentPart):
             pieces += [PlainText(f"{text}\n") for text in (part.title, part.context) if text]
@@ -365,8 +352,4 @@ def prompts_of(body: CompletionRequest) -> list[tuple[Piece, ...]]:
 
 def cached_pieces(find_cache: FindCache, cache_ids: Iterable[str]) -> tuple[Piece, ...]:
     """The objects of caches that come before a prompt."""
-    return tuple(
-        leased_piece(entry)
-        for cache_id in cache_ids
-        for entry in require_cache(find_cache, cache_id, "cache_ids").objects
-    )
+    return tuple(leased_piece(entry) for cache_id in cache_ids for entry in find_cache(cache_id, "cache_ids").objects)
