@@ -61,7 +61,7 @@ vllm-matrix: $(IN_VLLM)/.ready
 # Then hostile files.
 test-llamacpp: $(LLAMACPP)/.ready
 	$(LLAMACPP)/bin/python -m pytest tests/in_llamacpp --require-all
-	PYTHONPATH=tests $(LLAMACPP)/bin/python -m hostile.fuzz gguf --cases $(or $(CASES),300) --seed $(or $(SEED),1) $(if $(OUT),--out $(OUT)/fuzz_gguf.json)
+	PYTHONPATH=tools:tests $(LLAMACPP)/bin/python -m hostile.fuzz gguf --cases $(or $(CASES),300) --seed $(or $(SEED),1) $(if $(OUT),--out $(OUT)/fuzz_gguf.json)
 
 # The dashboard and the alert rules in a real Prometheus (Debian's package of that name). All tests must run.
 test-prometheus: $(READY)
@@ -86,17 +86,17 @@ clients-newest: $(READY)
 
 # Requests of all kinds to a running vLLM server whose store has faults: `make fuzz-vllm REQUESTS=5000 SEED=2`, CASE=123.
 fuzz-vllm: $(IN_VLLM)/.ready
-	PYTHONPATH=tests:. $(IN_VLLM)/bin/python -P -m vllm_fuzz --requests $(or $(REQUESTS),5000) --seed $(or $(SEED),1) \
+	PYTHONPATH=tools:tests:. $(IN_VLLM)/bin/python -P -m vllm_fuzz --requests $(or $(REQUESTS),5000) --seed $(or $(SEED),1) \
 		$(if $(CASE),--case $(CASE))
 
-# Faults of the file system, and kills, at the calls of every command (tests/faults): `make faults MOST=200 SEED=2`.
+# Faults of the file system, and kills, at the calls of every command (tools/faults): `make faults MOST=200 SEED=2`.
 faults: $(READY)
-	PYTHONPATH=tests:. $(BIN)/python -P -m faults --most $(or $(MOST),14) --seed $(or $(SEED),22)
+	PYTHONPATH=tools:tests:. $(BIN)/python -P -m faults --most $(or $(MOST),14) --seed $(or $(SEED),22)
 
 # Hostile input of every kind, each case through the command line, then requests to the server: `make fuzz SURFACE=objects CASES=500 SEED=2`.
 fuzz: $(READY)
-	PYTHONPATH=tests $(BIN)/python -m hostile.fuzz $(SURFACE) --cases $(or $(CASES),20000) --seed $(or $(SEED),1)
-	PIC_SCHEMA_CASES=100 PIC_BODY_CASES=5000 $(BIN)/python -m pytest tests/serve/schema_test.py tests/hostile/bodies_test.py
+	PYTHONPATH=tools:tests $(BIN)/python -m hostile.fuzz $(SURFACE) --cases $(or $(CASES),20000) --seed $(or $(SEED),1)
+	PIC_SCHEMA_CASES=100 PIC_BODY_CASES=5000 $(BIN)/python -m pytest tests/serve/schema_test.py tests/tools/bodies_test.py
 
 $(IN_VLLM)/.ready: pyproject.toml tests/in_vllm/install.py constraints-vllm$(OF_VLLM).txt
 	$(PYTHON) tests/in_vllm/install.py $(IN_VLLM) constraints-vllm$(OF_VLLM).txt --vllm $(VLLM)
@@ -158,7 +158,7 @@ reference: $(READY)
 	$(BIN)/python tests/write_reference.py
 
 bench: $(READY)
-	$(BIN)/pic bench sync --repeats 3 -o benchmarks/results/bench_sync.json
+	$(BIN)/pic bench --repeats 3 --json > benchmarks/results/bench_sync.json
 	$(BIN)/python -m benchmarks.compile_speed --out benchmarks/results
 
 # A mixed load on one `pic serve` for some minutes: answers, memory, descriptors, disk, latency: `make soak MINUTES=60 OUT=soak.json`.

@@ -1,4 +1,4 @@
-"""Speed of this checkout beside that of another revision: the requests of `pic bench sync`, and compiling.
+"""Speed of this checkout beside that of another revision: the requests of `pic bench`, and compiling.
 
     python -m benchmarks.against main~20 --out benchmarks/results
 

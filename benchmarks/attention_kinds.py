@@ -2,7 +2,7 @@
 
     python -m benchmarks.attention_kinds --out benchmarks/results/attention_kinds.json
 
-The shapes `small*` of `pictool/bench/shapes.yaml`, by `pic bench sync`'s own measurement. `object_bytes` is what the
+The shapes `small*` of `pictool/bench/shapes.yaml`, by `pic bench`'s own measurement. `object_bytes` is what the
 prompt's objects take.
 """
 

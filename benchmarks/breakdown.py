@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.output import write_results
+from benchmarks.pictures import picture, picture_text
 from pictool.bench.options import PromptOptions
-from pictool.bench.plot import picture
 from pictool.bench.prompts import BenchPrompt, make_prompt
 from pictool.bench.repeats import MedianRange, interleave
 from pictool.bench.shapes import random_model
@@ -30,7 +30,6 @@ from pictool.bench.single_request import link_prompt
 from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies.base import Policy
 from pictool.runtime.device import synchronize
-from pictool.trace.labels import picture_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,10 +20,10 @@ from statistics import fmean
 from typing import Any
 
 from pictool import Store, load_model
-from pictool.eval.algorithms import FULL, parse_algorithms
 from pictool.eval.cases import SpecOptions
 from pictool.eval.datasets.world import World
 from pictool.eval.evaluate import Evaluation, EvaluationOptions, evaluate
+from pictool.eval.policies import FULL, parse_policies
 from pictool.eval.results import CaseResult
 from pictool.eval.statistics import clustered_mean
 from pictool.runtime.machine import machine
@@ -34,7 +34,7 @@ ByLabel = dict[str, list[CaseResult]]  # in the order of the dataset
 
 
 def by_label(evaluation: Evaluation) -> ByLabel:
-    results: ByLabel = {algorithm.label: [] for algorithm in evaluation.algorithms}
+    results: ByLabel = {algorithm.label: [] for algorithm in evaluation.policies}
     for result in evaluation.results:
         results[result.label].append(result)
     return results
@@ -68,12 +68,12 @@ def raw(results: Sequence[CaseResult]) -> dict[str, Any]:
     }
 
 
-def measure(prompts: int, chunks: int, dtype: str, jobs: int, work: Path) -> dict[str, Any]:
-    model, algorithms = load_model("embedded", "cpu", dtype), parse_algorithms(ALGORITHMS)
+def measure(prompts: int, chunks: int, dtype: str, work: Path) -> dict[str, Any]:
+    model, algorithms = load_model("embedded", "cpu", dtype), parse_policies(ALGORITHMS)
     dataset = World(prompts=prompts, chunks=chunks)
     evaluations: dict[str, Evaluation] = {}
     for codec in CODECS:
-        run = EvaluationOptions(output=work / f"codec_quality-{dtype}-{codec}.jsonl", jobs=jobs)
+        run = EvaluationOptions(output=work / f"codec_quality-{dtype}-{codec}.jsonl")
         evaluations[codec] = evaluate(model, Store(work), dataset, algorithms, SpecOptions(codec=codec), run)
         print(f"{codec}: {len(evaluations[codec].results)} answers", flush=True)
     plain, results = evaluations["none"], {codec: by_label(each) for codec, each in evaluations.items()}
@@ -97,13 +97,12 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=90)
     parser.add_argument("--chunks", type=int, default=8)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--work", type=Path, help="directory for objects and results; what it has is not run again")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         work = options.work or Path(directory)
-        results = measure(options.prompts, options.chunks, options.dtype, options.jobs, work)
+        results = measure(options.prompts, options.chunks, options.dtype, work)
     for codec, lines in results["codecs"].items():
         for label, line in lines.items():
             print(f"{codec:5} {label:14} {line['score']['mean']:.3f}", line["difference"], f"KL {line['kl']:.4f}")

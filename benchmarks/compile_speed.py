@@ -3,7 +3,7 @@
     python -m benchmarks.compile_speed --out benchmarks/results
 
 A random model of a shape; objects go to disk. Times are medians of interleaved repeats, ratios those of the repeats'
-ratios; the raw ones are in the JSON. TTFT of links: `pic bench sync`.
+ratios; the raw ones are in the JSON. TTFT of links: `pic bench`.
 """
 
 from __future__ import annotations

@@ -53,12 +53,12 @@ def parts_of(doctor: Any, model: str, data: Sequence[str], folder: Path) -> dict
     room = (facts.get("positions", 1 << 20) - 48) // 8
     algos = [word for name in facts.get("policies", POLICIES) for word in ("--algo", name)]
     parts = {
-        "bench-sync": ("bench", "sync", *chosen, "--chunk-tokens", str(max(1, min(512, room))), "--repeats", "3"),
-        "tune": ("tune", "--questions", data[0], "--limit", "128", *chosen, "--skip-long", "--dry-run"),
+        "bench-sync": ("bench", *chosen, "--chunk-tokens", str(max(1, min(512, room))), "--repeats", "3"),
+        "tune": ("tune", "--questions", data[0], "--limit", "128", *chosen, "--dry-run"),
     }
     for number, name in enumerate(data, 1):
         part = f"answers-{number}"
-        more = ("--limit", "128", *algos, *chosen, "--skip-long", "-o", str(folder / f"{part}.jsonl"))
+        more = ("--limit", "128", *algos, *chosen, "-o", str(folder / f"{part}.jsonl"))
         parts[part] = ("eval", name, *more)
     return parts
 

@@ -47,12 +47,12 @@ from benchmarks.fixups import (
     summarise_all,
 )
 from benchmarks.output import write_results
+from benchmarks.pictures import plot_style
 from pictool import Chunk, Model, Store, compile, link, load_model
 from pictool.core import Layout
 from pictool.engines.base import first_token_kl
 from pictool.linker.grid import parse_policy
 from pictool.linker.policies import make_policy
-from pictool.linker.policies import policies as all_policies
 from pictool.linker.policies.base import (
     Deviation,
     Needs,
@@ -410,7 +410,7 @@ def plot(_: argparse.Namespace) -> None:
         FigureCanvasAgg(figure)
         panels = figure.subplots(1, 4, sharey=True)
         for axes, (label, name) in zip(panels, DRAWN.items(), strict=True):
-            color = all_policies()[name].plot.line_colors[0]
+            color = plot_style(name).line_colors[0]
             ratios = [100 * ratio for ratio in RATIOS]
             by_ratio = [shares(results, label, ratio) for ratio in RATIOS]
             for case in by_ratio[0]:

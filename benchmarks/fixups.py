@@ -11,7 +11,7 @@ Prompts are held-out worlds: chunks of about 20, 60 and 200 tokens, 4 to 16 of t
 back: of the answers that naive reuse loses against full recompute. KL: of the first token's distribution from that of
 full, in nats. Rows: mean share of context rows computed per layer. Intervals: 95 %, bootstrap over prompts.
 
-TTFT of fixup at as many rows as legolink: `pic bench sync --algo legolink-51 --algo fixup:ratio=0.0871`.
+TTFT of fixup at as many rows as legolink: `pic bench --algo legolink-51 --algo fixup:ratio=0.0871`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.output import write_results
+from benchmarks.pictures import plot_style
 from pictool import Chunk, Model, Policy, Store, compile, link, load_model, make_policy, wrap_model
 from pictool.bench.prompts import random_chunks
 from pictool.bench.repeats import interleave
@@ -45,7 +46,6 @@ from pictool.bench.shapes import random_module, shape_of
 from pictool.compiler.sensitivity import PROBE_TOKENS, PROBES, probe_tokens
 from pictool.eval.statistics import ratio_interval
 from pictool.linker.grid import LabelledPolicy, parse_grid
-from pictool.linker.policies import policies as all_policies
 from pictool.linker.policies.base import Prompt, Selection, count_of, highest
 from pictool.runtime.align import map_scores, tokenize
 from pictool.runtime.attention import Run
@@ -640,7 +640,7 @@ def plot(options: argparse.Namespace, _: Executor) -> None:
 
 def _draw_policy(axes: Any, name: str, summaries: Mapping[str, Record]) -> None:
     """The variants of a policy that differ in its main number only."""
-    style, main_number = all_policies()[name].plot, re.compile(rf"{name}-[1-9]\d*")
+    style, main_number = plot_style(name), re.compile(rf"{name}-[1-9]\d*")
     variants = [summary for label, summary in summaries.items() if main_number.fullmatch(label)]
     points = sorted((100 * summary["rows"], 100 * summary["won_back"]) for summary in variants)
     axes.plot(*zip(*points, strict=True), marker=style.marker, color=style.line_colors[0], linewidth=1, label=name)

@@ -17,12 +17,12 @@ import torch
 
 from benchmarks import attention_kinds
 from benchmarks.breakdown import bench_breakdown
+from benchmarks.context import ContextOptions, make_prompts
 from benchmarks.gpu import REHEARSAL
-from pictool.bench.context import make_prompts
-from pictool.bench.options import ContextOptions, PromptOptions
+from benchmarks.roofline import Rates, measure_rates, prompt_flops
+from pictool.bench.options import PromptOptions
 from pictool.bench.prompts import BenchPrompt
 from pictool.bench.repeats import MedianRange, interleave, median_ratio
-from pictool.bench.roofline import Rates, measure_rates
 from pictool.bench.shapes import random_model
 from pictool.bench.single_request import Measurement, run_linked
 from pictool.bench.sync import bench_sync
@@ -147,8 +147,8 @@ def _measure(
         ttft = [sample.ttft_s for sample in own]
         middle = MedianRange.of(ttft)
         num_bytes = model_bytes(model, own[0], tokens)
-        assert own[0].flops is not None
-        floor_s = rates.roofline_s(num_bytes, own[0].flops)
+        policy = next(labelled.policy for labelled in policies if labelled.label == label)
+        floor_s = rates.roofline_s(num_bytes, prompt_flops(model, tiers[tier][0], policy))
         point = {
             "tokens": tokens, "policy": label, "tier": tier, "ttft": asdict(middle),
             "speedup": median_ratio(full, ttft), "floor_s": floor_s, "ttft_by_floor": middle.median / floor_s,

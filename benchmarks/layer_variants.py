@@ -2,7 +2,7 @@
 
     python -m benchmarks.layer_variants --out benchmarks/results/layer_variants.json
 
-Each variant is a model of its own with the same random weights, changed in place; requests of `pic bench sync`'s form
+Each variant is a model of its own with the same random weights, changed in place; requests of `pic bench`'s form
 go to one after another, so that a slow moment of the machine meets all. Ratios are the model as it is ÷ the variant,
 medians of the repeats' ratios: above 1 the variant is faster.
 

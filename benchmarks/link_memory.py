@@ -4,7 +4,7 @@
 
 A random model of the shape `tiny`, chunks of 512 tokens. Reported is how far a link raises the peak resident set of a
 process that has done everything before (model loaded, objects compiled, a short prompt linked). In one process, as in
-`pic bench context`, the allocator would reuse the memory of earlier links.
+`benchmarks.context`, the allocator would reuse the memory of earlier links.
 """
 
 from __future__ import annotations

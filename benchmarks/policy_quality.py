@@ -10,6 +10,7 @@ prompt: deviation of attention and of KV, correlation of neighbours, overlap of 
 from __future__ import annotations
 
 import argparse
+import itertools
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,20 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
 
 from benchmarks.output import write_results
 from benchmarks.overlap import layer_overlap, model_overlap
 from pictool import Linked, Model, Store, load_model
-from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.cases import PreparedCase, SpecOptions, group_cases
 from pictool.eval.datasets.base import Dataset
 from pictool.eval.datasets.world import World
-from pictool.eval.evaluate import EvaluationOptions, default_jobs, evaluate
+from pictool.eval.evaluate import EvaluationOptions, evaluate
+from pictool.eval.policies import parse_policies
 from pictool.eval.summary import summarise
 from pictool.linker.grid import parse_grid
 from pictool.linker.link import link
 from pictool.runtime.activations import hidden_norms
-from pictool.trace.deviation import attention_deviation, kv_deviation, neighbour_correlation
+from pictool.trace.deviation import attention_deviation, kv_deviation
 
 RATIOS = "0.05,0.1,0.15,0.2,0.3"
 DEEP = "1,0.6666,0"  # all layers of the second model, the last two thirds, the last one; a third is the default
@@ -44,9 +47,9 @@ ALGORITHMS = (
 
 def answers(model: Model, store: Store, dataset: Dataset, output: Path | None) -> dict[str, Any]:
     """The table of `pic eval`, as JSON."""
-    run = EvaluationOptions(output=output, jobs=default_jobs(model))
+    run = EvaluationOptions(output=output)
     evaluation = evaluate(
-        model, store, dataset, parse_algorithms(ALGORITHMS), run=run,
+        model, store, dataset, parse_policies(ALGORITHMS), run=run,
         on_progress=lambda done, total: print(f"\r{done} of {total} answers", end="", flush=True),
     )  # fmt: skip
     return summarise(evaluation).report()
@@ -75,12 +78,17 @@ def statistics_of(model: Model, store: Store, case: PreparedCase) -> dict[str, A
         },
         "kv_deviation_by_layer": deviation.both[:, context].mean(1).tolist(),
         "cosine_distance_by_layer": deviation.cosine[:, context].mean(1).tolist(),
-        "neighbour_correlation": neighbour_correlation(deviation.both[1:], chunk_tokens).layers.tolist(),
+        "neighbour_correlation": neighbour_correlation(deviation.both[1:, slice(*chunk_tokens)]),
         "overlap_of_layer_0": layer_overlap(norms).first.tolist(),
         "overlap_of_models": model_overlap(scores[context], deep).jaccard,
         "overlap_with_deviation": model_overlap(scores[context], deviation.both[1:, context].mean(0)).jaccard,
         "overlap_by_chance": model_overlap(deep, deep).chance,
     }
+
+
+def neighbour_correlation(deviation: NDArray[np.float32]) -> list[float]:
+    """Spearman's rank correlation of the tokens' deviation [layers, n] between layers (CacheBlend §4.3)."""
+    return [float(spearmanr(upper, lower).statistic) for upper, lower in itertools.pairwise(deviation)]
 
 
 def mean_of(results: Sequence[Any]) -> Any:

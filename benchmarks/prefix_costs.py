@@ -29,7 +29,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks.output import write_results
-from pictool.bench.shapes import random_model
+from pictool.bench.shapes import random_module, shape_of
 from pictool.linker.fusor import Fusor
 from pictool.linker.link import Linked, link
 from pictool.linker.plan import plan_without_objects
@@ -39,7 +39,7 @@ from pictool.linker.residency import ResidentObjects
 from pictool.linker.spec import Spec
 from pictool.runtime.memory.image import GROWTH, Image
 from pictool.runtime.memory.pool import slot_bytes
-from pictool.runtime.model import Model, load_model
+from pictool.runtime.model import Model, load_model, wrap_model
 from pictool.store.store import Store
 
 FULL = make_policy("full")
@@ -188,6 +188,13 @@ def turns(model: Model, tokens: int, sizes: Sequence[int], rounds: int, root: st
     return rows
 
 
+def small_model(layers: int | None) -> Model:
+    """The random model of shape `small`, or its first layers."""
+    changed = {} if layers is None else {"num_hidden_layers": layers}
+    module = random_module(shape_of("small").make_config(**changed), "cpu", "float32", 0)
+    return wrap_model(module, load_model("embedded", "cpu").tokenizer, "random small")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="results file")
@@ -197,7 +204,7 @@ def main() -> None:
     parser.add_argument("--fresh", default="512,2048", help="tokens of prompts without repetition")
     parser.add_argument("--new", default="64,256", help="new tokens of a turn")
     options = parser.parse_args()
-    small, rows = random_model("small", "cpu", layers=options.layers), []
+    small, rows = small_model(options.layers), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as root:
         for name, model in (("embedded", load_model("embedded", "cpu")), ("small", small)):
             for tokens in map(int, options.fresh.split(",")):

@@ -44,7 +44,7 @@ from pictool.world.generate import WorldPrompt, question_text, write_prompt
 MODEL = "embedded"
 KEYS = {"a": "key-of-tenant-a-0001", "b": "key-of-tenant-b-0002"}
 LIMITS = {"PIC_MAX_SIZE": "24M", "PIC_MEMORY": "8M"}
-OPTIONS = ("--pool", "48M", "--keep-prefixes", "8M", "--learn", "4M", "--request-log-size", "2M", "--active", "4")
+OPTIONS = ("--pool", "48M", "--keep-prefixes", "8M", "--learn", "4M", "--active", "4")
 WEIGHTS = {
     "exact": 30,
     "turns": 15,
@@ -338,7 +338,7 @@ def growth(samples: list[dict[str, float]]) -> dict[str, dict[str, float]]:
 
 def plot(samples: list[dict[str, float]], path: Path) -> None:
     """The curves: memory, descriptors, disk, latency."""
-    from pictool.bench.plot import picture
+    from benchmarks.pictures import picture
 
     panels = {"memory, MB": ("rss_mb",), "open files, threads": ("files", "threads"),
               "disk of store and log, MB": ("disk_mb",), "latency, ms": ("p50_ms", "p99_ms")}  # fmt: skip

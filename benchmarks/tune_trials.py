@@ -126,7 +126,10 @@ def search(pool: Mapping[str, Any], order: Sequence[int], limit: float) -> tuple
         units = next_round(units, len(order))
         for label in wanted:
             values[label] = np.array(pool["kl"][label])[list(order[:units])]
-        bounds, means = TuningTarget("kl", limit).range, {label: float(kl.mean()) for label, kl in values.items()}
+        bounds, means = (
+            TuningTarget("answer_kl", limit).range(False),
+            {label: float(kl.mean()) for label, kl in values.items()},
+        )
         clipped = {label: np.minimum(kl, bounds.high) for label, kl in values.items()}
         found = judge(chains, clipped, limit, bounds, means=means)
         costs = {label: float(np.mean(np.array(pool["rows"][label])[list(order[:units])])) for label in values}

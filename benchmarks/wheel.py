@@ -42,7 +42,7 @@ NEEDS = {
     "tui": ["tui"],
     "serve": ["serve", "--port", "0"],
     "mcp": ["mcp", "."],
-    "signed": ["store", "key", "new", "--force"],
+    "signed": ["store", "sign"],
     "ray": ["compile", "a.txt", "--ray", "local", "--remote", "remote"],
 }
 # What it does where it is installed, if not the same command: Python that runs in the folder.

@@ -26,7 +26,7 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's own settings, store or caches."""
     for name in (
         "PIC_MODEL", "PIC_STORE", "PIC_DEVICE", "PIC_DTYPE", "PIC_CODEC", "PIC_MAX_SIZE", "PIC_SALT", "PIC_REMOTE",
-        "PIC_MEMORY", "PIC_ALGO", "PIC_SALT_FILE", "PIC_REMOTE_RATE", "PIC_SERVER", "PIC_SERVER_KEY", "PIC_TRUST",
+        "PIC_MEMORY", "PIC_ALGO", "PIC_SALT_FILE", "PIC_REMOTE_RATE", "PIC_TRUST",
         "PIC_GPU_LAYERS", "PIC_REQUIRE_SIGNED", "PIC_SIGNING_KEY",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from pictool.commands.console.errors import reports_errors
-from pictool.commands.console.sizes import parse_size
+from pictool.commands.settings.types import parse_size
 from pictool.core import Sampling
 from pictool.linker.grid import parse_policy
 from pictool.runtime.memory.image import GROWTH

@@ -33,7 +33,7 @@ PAGES = sorted(
 )
 SOURCES = sorted(
     path.relative_to(ROOT).as_posix()
-    for folder in ("pictool", "tests", "benchmarks", "training", "examples")
+    for folder in ("pictool", "tests", "tools", "benchmarks", "training", "examples")
     for path in (ROOT / folder).rglob("*.py")
 )
 _LINK = re.compile(r"\]\(([^)\s]+)\)")

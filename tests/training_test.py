@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from pictool import Store
-from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.cases import SpecOptions, group_cases
 from pictool.eval.datasets.picbench import Picbench
 from pictool.eval.datasets.picbench_tasks import TASKS, Draw
 from pictool.eval.evaluate import evaluate
+from pictool.eval.policies import parse_policies
 from pictool.runtime.model import embedded_path, load_model
 from pictool.world.generate import PageShape
 from training.data import PADDING, Encoder
@@ -250,6 +250,6 @@ def test_a_model_for_picbench_answers_its_best_task(directory: Path, tmp_path: P
     scores = json.loads((directory / "scores.json").read_text())["held-out, full"]
     best = max(scores, key=lambda task: float(scores[task]))
     dataset = Picbench(seed=3, tasks=(best,), documents=(4,), words=(50,), cases_each=10)
-    done = evaluate(model, Store(tmp_path / "store"), dataset, parse_algorithms([]))
+    done = evaluate(model, Store(tmp_path / "store"), dataset, parse_policies([]))
     assert sum(result.scores[result.metric] for result in done.results) >= 0.8 * len(done.results)
     assert sum(path.stat().st_size for path in directory.iterdir()) < 4e6

@@ -13,13 +13,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import typer
 from vllm_matrix import MATRIX, Cell
 from vllm_matrix import REFUSED as REFUSED_BY_NAME
 
 from pictool.commands.app import COMMANDS
+from pictool.commands.linking.folder import FolderOptions
 from pictool.commands.settings import options as shared
 from pictool.commands.settings.settings import Settings, setting_keys, variable
 from pictool.linker.policies import policies
@@ -30,12 +31,12 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "reference").glob("*.md"))
 GENERATED = re.compile(r"(<!-- make reference: ([^\n]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 # Options that mean the same wherever they are, and have a table of their own.
-SHARED: list[Any] = [*shared.SETTINGS.values(), shared.ChunkOption, shared.EngineOption, shared.JsonOption]
+FOLDERS = [kind for name, kind in get_type_hints(FolderOptions, include_extras=True).items() if name != "names"]
+SHARED: list[Any] = [
+    *shared.SETTINGS.values(), shared.AlgoOption, shared.NewTokensOption, shared.ChunkOption, *FOLDERS,
+    shared.EngineOption, shared.JsonOption,
+]  # fmt: skip
 COMMON = [annotation.__metadata__[0].help for annotation in SHARED]
-# The options that set a setting, of whatever command.
-SETTING_OPTIONS: Mapping[str, Any] = {
-    **shared.SETTINGS, "head": shared.HeadOption, "query_template": shared.TemplateOption,
-}  # fmt: skip
 Rows = Iterator[tuple[str, ...]]
 
 
@@ -198,9 +199,9 @@ def _code(text: str | None) -> str:
 
 
 def _setting_option(key: str) -> str:
-    if key not in SETTING_OPTIONS:
+    if key not in shared.SETTINGS:
         return ""
-    option = SETTING_OPTIONS[key].__metadata__[0]
+    option: Any = shared.SETTINGS[key].__metadata__[0]  # type: ignore[attr-defined]
     return ", ".join(f"`{name}`" for name in (option.default, *option.param_decls))  # typer keeps the first there
 
 

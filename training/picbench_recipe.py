@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from pictool import Store, load_model
-from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.datasets.picbench import Picbench
 from pictool.eval.datasets.picbench_tasks import TASKS, Draw
 from pictool.eval.evaluate import evaluate
+from pictool.eval.policies import parse_policies
 from training.data import Batch
 from training.network import Size
 from training.package import save_half
@@ -92,7 +92,7 @@ def scores(directory: Path) -> dict[str, float]:
     """The mean of each task's metric under full attention, of `CASES`, as the package answers them."""
     with tempfile.TemporaryDirectory() as store:
         model = load_model(str(directory), device="cpu")
-        results = evaluate(model, Store(store), CASES, parse_algorithms([])).results
+        results = evaluate(model, Store(store), CASES, parse_policies([])).results
     by_task = {task: [result.scores[result.metric] for result in results if result.kind == task] for task in TASKS}
     return {task: round(sum(found) / len(found), 3) for task, found in by_task.items()}
 

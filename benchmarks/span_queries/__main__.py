@@ -17,16 +17,16 @@ from benchmarks.span_queries.options import (
     PoolOptions,
     TreeOptions,
 )
-from pictool.commands.bench import (
+from benchmarks.subject import (
     BenchOptions,
     SeedOption,
     head_line,
     make_report,
     model_line,
     open_subject,
-    print_table,
     publish,
 )
+from pictool.commands.bench import print_table
 from pictool.commands.console.errors import UsageError
 from pictool.commands.console.progress import progress
 from pictool.commands.settings.options import DATASET, PROMPT, SALT, command, make_app, option

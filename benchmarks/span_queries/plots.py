@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.pictures import picture, picture_text
 from benchmarks.span_queries.documents import STOCK
 from benchmarks.span_queries.moves import LINK
-from pictool.bench.plot import picture
-from pictool.trace.labels import picture_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

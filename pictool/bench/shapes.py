@@ -52,17 +52,14 @@ def shape_of(name: str) -> Shape:
     return shapes()[name]
 
 
-def random_model(
-    name: str, device: str = "auto", dtype: str = "auto", seed: int = 0, salt: str = "", layers: int | None = None
-) -> Model:
+def random_model(name: str, device: str = "auto", dtype: str = "auto", seed: int = 0, salt: str = "") -> Model:
     """A random model of a shape, with the tokenizer of the embedded model: every shape has its few token ids.
 
     Args:
         device, salt: as of `load_model`. dtype: likewise; ``auto`` is bfloat16 on an accelerator.
-        layers: of the shape's, the first ones; None: all.
 
     Raises:
-        InputError: no such shape, device or dtype, or fewer layers.
+        InputError: no such shape, device or dtype.
     """
     from pictool.runtime.model import load_model, wrap_model
 
@@ -70,12 +67,8 @@ def random_model(
     embedded = load_model("embedded", device, dtype)
     on_auto = "float32" if embedded.device == "cpu" else "bfloat16"
     dtype = on_auto if dtype == "auto" else embedded.dtype
-    config, called = shape.make_config(), f"random {name}"
-    if layers is not None:
-        if not 1 <= layers <= config.num_hidden_layers:
-            raise InputError(f"--layers {layers}: {name} has {config.num_hidden_layers}; use at most that many")
-        config, called = shape.make_config(num_hidden_layers=layers), f"random {name} of {layers} layers"
-    return wrap_model(random_module(config, embedded.device, dtype, seed), embedded.tokenizer, called, salt)
+    module = random_module(shape.make_config(), embedded.device, dtype, seed)
+    return wrap_model(module, embedded.tokenizer, f"random {name}", salt)
 
 
 def random_module(config: PretrainedConfig, device: str, dtype: str, seed: int) -> Any:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig
@@ -16,7 +15,6 @@ from transformers.generation.streamers import BaseStreamer
 
 from pictool.bench.options import TRANSFORMERS
 from pictool.bench.prompts import BenchPrompt
-from pictool.bench.roofline import Rates, link_flops
 from pictool.controller.measuring import drop_page_cache
 from pictool.linker.link import Linked, link
 from pictool.linker.policies.base import Policy, Stage, no_stage
@@ -35,7 +33,7 @@ class Measurement:
 
     Fields:
         rows: that were computed, mean per layer over the whole prompt.
-        bytes_read: of KV, from objects. flops: of the rows, see `link_flops`; None: not known.
+        bytes_read: of KV, from objects.
         decode_tokens_per_s: of the tokens after the first. tokens: generated.
         peak_bytes: how far memory rose.
         load_s, select_s, recompute_s, fetch_s: as of `Timing`.
@@ -44,7 +42,6 @@ class Measurement:
     ttft_s: float
     rows: float
     bytes_read: int
-    flops: float | None
     decode_tokens_per_s: float | None
     peak_bytes: int | None
     tokens: tuple[int, ...]
@@ -52,10 +49,6 @@ class Measurement:
     select_s: float | None = None
     recompute_s: float | None = None
     fetch_s: float | None = None
-
-    def floor_s(self, rates: Rates) -> float | None:
-        """The roofline of its bytes and FLOPs, if these are known."""
-        return None if self.flops is None else rates.roofline_s(self.bytes_read, self.flops)
 
 
 def link_prompt(model: Model, prompt: BenchPrompt, policy: Policy, is_cold: bool, stage: Stage = no_stage) -> Linked:
@@ -84,7 +77,6 @@ def run_linked(
     return Measurement(
         ttft_s=timing.ttft_s, load_s=timing.load_s, select_s=timing.select_s, recompute_s=timing.recompute_s,
         fetch_s=timing.fetch_s, rows=float(linked.rows.sum(1).mean()), bytes_read=linked.bytes_read,
-        flops=link_flops(model, linked.rows, policy.check_layers(len(linked.rows))),
         decode_tokens_per_s=steps / decode_s if steps > 0 else None, peak_bytes=peak.bytes, tokens=tokens,
     )  # fmt: skip
 
@@ -131,8 +123,7 @@ def run_transformers(model: Model, module: Any, ids: list[int], new_tokens: int)
         )  # fmt: skip
         synchronize(model.device)
     steps, decode_s = len(times.at) - 1, times.at[-1] - times.at[0]
-    all_rows = np.ones((model.geometry.layers, len(ids)), dtype=bool)
     return Measurement(
-        ttft_s=times.at[0] - started, rows=float(len(ids)), bytes_read=0, flops=link_flops(model, all_rows, ()),
+        ttft_s=times.at[0] - started, rows=float(len(ids)), bytes_read=0,
         decode_tokens_per_s=steps / decode_s if steps else None, peak_bytes=peak.bytes, tokens=tuple(times.tokens),
     )  # fmt: skip

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 from pictool.bench.options import PromptOptions
 from pictool.bench.prompts import make_prompt
 from pictool.bench.repeats import MedianRange, OnRun, interleave, median_or_none, median_ratio
-from pictool.bench.roofline import Rates, measure_rates
 from pictool.bench.single_request import Measurement, baselines_of, run_linked
 from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies import BASELINE
-from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -29,7 +27,6 @@ class MethodResult:
         median: of the samples, field by field; None where the method has no such field.
         speedup: median of the repeats' ratios: TTFT of full ÷ this one's.
         row_floor: the speedup that the rows allow: tokens of the prompt ÷ rows.
-        floor_s: the roofline of these bytes and rows; None: FLOPs are not known (GGUF files).
     """
 
     label: str
@@ -38,12 +35,7 @@ class MethodResult:
     median: dict[str, float | None]
     speedup: float
     row_floor: float
-    floor_s: float | None
     samples: tuple[Measurement, ...]
-
-    @property
-    def ttft_by_floor(self) -> float | None:
-        return None if self.floor_s is None else self.ttft.median / self.floor_s
 
 
 @dataclass(frozen=True)
@@ -52,12 +44,10 @@ class SyncResult:
 
     prompt_tokens: int
     object_bytes: int
-    rates: Rates
     methods: tuple[MethodResult, ...]
 
     def report(self) -> dict[str, Any]:
-        methods = [{**asdict(method), "ttft_by_floor": method.ttft_by_floor} for method in self.methods]
-        return {**asdict(self), "methods": methods}
+        return asdict(self)
 
 
 def bench_sync(
@@ -83,12 +73,11 @@ def bench_sync(
         for labelled in policies
     }
     runs |= baselines_of(model)(ids, options.new_tokens)
-    rates = measure_rates(model.device, model.dtype)
     samples = interleave(runs, options.repeats, on_run)
-    rates = rates.or_better(measure_rates(model.device, model.dtype))
     params = {labelled.label: labelled.policy.params for labelled in policies}
-    methods = [_method_result(label, params.get(label, {}), samples, len(ids), rates) for label in runs]
-    return SyncResult(len(ids), _object_bytes(prompt.store), rates, tuple(methods))
+    methods = [_method_result(label, params.get(label, {}), samples, len(ids)) for label in runs]
+    object_bytes = sum(prompt.store.path(key).stat().st_size for key in prompt.store.keys())
+    return SyncResult(len(ids), object_bytes, tuple(methods))
 
 
 def with_full(policies: Sequence[LabelledPolicy]) -> list[LabelledPolicy]:
@@ -97,12 +86,8 @@ def with_full(policies: Sequence[LabelledPolicy]) -> list[LabelledPolicy]:
     return [*full, *(labelled for labelled in policies if labelled.label != full[0].label)]
 
 
-def _object_bytes(store: Store) -> int:
-    return sum(store.path(key).stat().st_size for key in store.keys())
-
-
 def _method_result(
-    label: str, params: dict[str, Any], samples: dict[str, list[Measurement]], prompt_tokens: int, rates: Rates
+    label: str, params: dict[str, Any], samples: dict[str, list[Measurement]], prompt_tokens: int
 ) -> MethodResult:
     own, first = samples[label], samples[label][0]
     ttft, full_ttft = ([sample.ttft_s for sample in several] for several in (own, samples[BASELINE]))
@@ -111,5 +96,5 @@ def _method_result(
         label=label, params=params, ttft=MedianRange.of(ttft),
         median={name: median_or_none([getattr(sample, name) for sample in own]) for name in fields},
         speedup=median_ratio(full_ttft, ttft), row_floor=prompt_tokens / first.rows,
-        floor_s=first.floor_s(rates), samples=tuple(own),
+        samples=tuple(own),
     )  # fmt: skip

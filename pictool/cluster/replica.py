@@ -72,9 +72,7 @@ class Replica:
 
     def __init__(self, spec: ReplicaSpec, name: str) -> None:
         model, self._store = spec.model.load(), spec.open_tier(name)
-        self._backend = start_backend(
-            model, self._store, spec.settings, spec.limit, spec.refuses, _warn, tuned=Path(spec.root)
-        )
+        self._backend = start_backend(model, self._store, spec.settings, spec.limit, spec.refuses, _warn)
         self._report: dict[str, Any] = {}
         self._stamp: tuple[int, ...] | None = None
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Optional
 
 from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import print_json
 from pictool.commands.console.verbosity import note
-from pictool.commands.link import Stream, fetching_ends_with_an_error, note_compiled
-from pictool.commands.linking.folder import FolderOptions, compile_all_of, read_library
-from pictool.commands.linking.request import RequestOptions, make_spec, require_text
+from pictool.commands.link import Stream, fetching_ends, note_compiled
+from pictool.commands.linking.folder import FolderOptions, read_library
+from pictool.commands.linking.request import make_spec, require_text
 from pictool.commands.settings.engine import find_engine
 from pictool.commands.settings.options import (
     SALT,
+    AlgoOption,
     EngineOption,
     JsonOption,
+    NewTokensOption,
     command,
     make_app,
     option,
@@ -32,22 +32,15 @@ from pictool.escapes import visible
 if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
     from pictool.conversation import Conversation
-    from pictool.documents.library import Found
 
 app = make_app()
 PASSAGES = 8
-REQUEST_FIELDS_OF_LINK = (
-    "documents", "query", "chunk_tokens", "k", "ratio", "params", "fallback", "head", "query_template", "temperature",
-    "top_p", "seed", "stop", "sinks",
-)  # fmt: skip
+PassagesOption = Annotated[int, option("--passages", "N", "Link at most N passages.", min=1)]
 
 
-@command(
-    app, "ask", "model", "device", "dtype", "store", "remote", "require_signed", *SALT, without=REQUEST_FIELDS_OF_LINK
-)
+@command(app, "ask", "model", "device", "dtype", "codec", "separator", "store", "remote", "require_signed", *SALT)
 def run_ask(
     folder: FolderOptions,
-    request: RequestOptions,
     settings: Settings,
     question: Annotated[Optional[str], option("-q, --query", "TEXT", "The question.")] = None,
     is_conversation: Annotated[
@@ -58,10 +51,9 @@ def run_ask(
             "Read more questions from stdin, one a line. A chat model also gets the earlier turns.",
         ),
     ] = False,
-    num_passages: Annotated[int, option("--passages", "N", "Link at most N passages.", min=1)] = PASSAGES,
-    compile_all: Annotated[
-        bool, option("--all", None, "Compile all passages first, not only those that are linked.")
-    ] = False,
+    num_passages: PassagesOption = PASSAGES,
+    algo: AlgoOption = None,
+    max_new_tokens: NewTokensOption = None,
     as_json: JsonOption = False,
     engine: EngineOption = None,
 ) -> None:
@@ -71,37 +63,25 @@ def run_ask(
       pic ask docs -q "Which festival does Gadwick hold?"
       pic ask reports notes.md --include '*.pdf' -i
     """
-    check_questions(question, is_conversation, as_json)
+    if question is None and not is_conversation:
+        raise UsageError("no question; give one with --query, or ask several with -i")
+    if as_json and is_conversation:
+        raise UsageError("--json: reports one question; leave -i out")
     from pictool.conversation import Conversation
 
-    spec = make_spec(replace(request, query=question or "?"), settings)
+    spec = make_spec(settings, question or "?", algo, max_new_tokens)
     engine_type, store = find_engine(engine, model=settings.model), open_store(settings)
     files = folder.find_files()
     model = open_model(settings)
     with folder.open_reader(model, store) as reader:
         library = read_library(reader, files)
     kept = None if is_conversation else 0
-    with engine_type(model, store, kept) as running, fetching_ends_with_an_error(store):
-        if compile_all:
-            compile_all_of(running, [passage.chunk(model) for passage in library.passages], spec.objects_for(model))
-        hold(Conversation(running, library, spec, num_passages), question, is_conversation, as_json)
-    store.drain()
-
-
-def hold(conversation: Conversation, question: str | None, is_conversation: bool, as_json: bool) -> None:
-    """Answer the question of the command line, then those of stdin."""
-    if question is not None:
-        ask(conversation, question, as_json)
-    if is_conversation:
-        converse(conversation)
-
-
-def check_questions(question: str | None, is_conversation: bool, as_json: bool) -> None:
-    """Raise UsageError if there is no question to answer, or more than one for a JSON report."""
-    if question is None and not is_conversation:
-        raise UsageError("no question; give one with --query, or ask several with -i")
-    if as_json and is_conversation:
-        raise UsageError("--json: reports one question; leave -i out")
+    with fetching_ends(store), engine_type(model, store, kept) as running:
+        conversation = Conversation(running, library, spec, num_passages)
+        if question is not None:
+            ask(conversation, question, as_json)
+        if is_conversation:
+            converse(conversation)
 
 
 def ask(conversation: Conversation, question: str, as_json: bool = False, stop: Interrupt | None = None) -> None:
@@ -127,14 +107,9 @@ def ask(conversation: Conversation, question: str, as_json: bool = False, stop: 
     if as_json:
         print_json(reply.report())
     else:
-        print(flush=True)
-        print_sources(reply.sources)
-
-
-def print_sources(sources: Sequence[Found]) -> None:
-    print("\nSources:")
-    for source in dict.fromkeys(found.passage.source for found in sources):
-        print(f"  {visible(source)}")
+        print("\n\nSources:", flush=True)
+        for source in dict.fromkeys(found.passage.source for found in reply.sources):
+            print(f"  {visible(source)}")
 
 
 def converse(conversation: Conversation) -> None:

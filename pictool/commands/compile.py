@@ -10,24 +10,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
-from pictool.commands.console.errors import UsageError, of_command_line
-from pictool.commands.console.forecast import warn_of_disk
+from pictool.commands.console.errors import UsageError
+from pictool.commands.console.forecast import print_forecast, warn_of_disk
 from pictool.commands.console.outputs import output_path, print_json
-from pictool.commands.console.progress import progress
+from pictool.commands.console.progress import new_work, progress
 from pictool.commands.console.verbosity import note
 from pictool.commands.console.words import count
 from pictool.commands.linking.request import STDIN, read_stdin
 from pictool.commands.ray.compile import BulkOptions, run_bulk
+from pictool.commands.settings.compiling import Compilation
 from pictool.commands.settings.engine import find_engine
 from pictool.commands.settings.options import (
-    COMPILING,
-    OPTIONS,
     OUTPUT,
     SALT,
-    ChunkOption,
     EngineOption,
     JsonOption,
-    argument,
     command,
     make_app,
     option,
@@ -40,105 +37,12 @@ from pictool.escapes import visible
 if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
     from pictool.compiler.recall import Surroundings
-    from pictool.compiler.splitters.base import Splitter
-    from pictool.core import Chunk, CompileOptions
     from pictool.runtime.model import Model
 
 app = make_app()
 EMBEDDED = "embedded"
 _RECORDS = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 _HTML = re.compile(r"\s*(<\?xml[^>]*>\s*)?<(!doctype\s+html|html)\b", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Compilation:
-    """What a command line says of how texts are compiled."""
-
-    files: Annotated[list[str], argument("FILE", "UTF-8 text files; - is stdin.")]
-    recursive: Annotated[
-        bool,
-        option("-r, --recursive", None, "Also compile the text files below directories, except hidden ones.", OPTIONS),
-    ] = False
-    keep_going: Annotated[
-        bool,
-        option(
-            "--keep-going", None, "Compile the other texts if some cannot be read; the exit code is still 1.", OPTIONS
-        ),
-    ] = False
-    force: Annotated[bool, option("--force", None, "Compile again what the store has.")] = False
-    chunk_tokens: ChunkOption = None
-    overlap: Annotated[
-        int, option("--overlap", "N", "Begin each chunk with about N tokens of the one before it.", COMPILING, min=0)
-    ] = 0
-    splitter: Annotated[
-        Optional[str],
-        option("--splitter", "NAME", "Cut with a splitter, NAME[:FIELD=N,...]. A wrong name lists all.", COMPILING),
-    ] = None
-    sinks: Annotated[
-        int, option("--sinks", "N", "Compile each chunk after N dummy tokens, whose KV is dropped.", COMPILING, min=0)
-    ] = 0
-    cut: Annotated[
-        Optional[int],
-        option(
-            "--cut",
-            "N",
-            "Of a hybrid: store states after the first N tokens; legolink-N computes these, naive needs 0. Default 16.",
-            COMPILING,
-            min=0,
-        ),
-    ] = None
-    probes: Annotated[
-        Optional[int],
-        option(
-            "--probes",
-            "N",
-            "Measure a table of fixups with N probes (usually 8). Costs about N + 2 forward passes per chunk.",
-            COMPILING,
-            min=0,
-        ),
-    ] = None
-    probe_model: Annotated[
-        Optional[str],
-        option("--probe-model", "NAME", "Small model that measures the table; implies 8 probes.", COMPILING),
-    ] = None
-
-    def options(self, model: Model, codec: str, probes: int = 0) -> CompileOptions:
-        """How chunks are compiled. Raises UsageError: a cut, and the model is no hybrid."""
-        from pictool.core import CompileOptions
-
-        if self.cut is not None and model.geometry.states is None:
-            raise UsageError(f"--cut {self.cut}: {model.name} is no hybrid; its objects have no states")
-        return CompileOptions(self.sinks, codec, probes, self.cut)
-
-    def check(self) -> None:
-        """Refuse what makes no sense together."""
-        if self.probe_model and self.probes == 0:
-            raise UsageError(f"--probe-model {self.probe_model}: has no effect with --probes 0")
-        if self.splitter is not None:
-            if self.chunk_tokens is not None:
-                raise UsageError(f"--splitter {self.splitter}: has fields of its own; leave --chunk-tokens out")
-            self.cut_by()
-        if self.overlap and self.chunk_tokens is None:
-            raise UsageError(f"--overlap {self.overlap}: needs --chunk-tokens")
-        if self.chunk_tokens is not None and self.overlap >= self.chunk_tokens:
-            raise UsageError(f"--overlap {self.overlap}: must be less than --chunk-tokens {self.chunk_tokens}")
-
-    def cut_by(self) -> Splitter | None:
-        """The splitter, if one is named. Raises UsageError: there is none of this name, or it has no such field."""
-        from pictool.compiler.splitters import make_splitter
-
-        with of_command_line():
-            return None if self.splitter is None else make_splitter(self.splitter)
-
-    def chunks(self, model: Model, text: str, source: str) -> list[Chunk]:
-        """The chunks of a text. Raises InputError."""
-        from pictool.compiler.chunking import make_chunks
-        from pictool.compiler.splitters import split
-
-        splitter = self.cut_by()
-        if splitter is not None:
-            return split(model, text, source, splitter)
-        return make_chunks(model, text, source, self.chunk_tokens, self.overlap)
 
 
 @command(app, "compile", "codec", "model", "device", "dtype", "store", "remote", "signing_key", *SALT)
@@ -157,7 +61,7 @@ def run_compile(
 
     \b
       pic compile docs/*.txt
-      pic compile --recursive docs --chunk-tokens 512 --overlap 64
+      pic compile docs --chunk-tokens 512 --overlap 64
       pic compile a.txt -o a.kvo
       pic compile --ray corpus/ more.jsonl --remote s3://bucket/pic
     """
@@ -172,46 +76,32 @@ def run_compile(
         run_bulk(bulk, what, settings, as_json)
         return
     target = check_output(output, what.files)
-    texts, unreadable = read_texts(what.files, what.recursive, bulk)
-    leave_out(unreadable, what.keep_going and bool(texts))
+    texts, unreadable = read_texts(what.files, bulk)
+    if unreadable and not (what.keep_going and texts):
+        more = f" ({len(unreadable)} texts; --keep-going compiles the others)" if len(unreadable) > 1 else ""
+        raise InputError("; ".join(map(str, unreadable)) + more)
+    for error in unreadable:
+        note(f"left out: {error}")
     if is_dry:
-        foresee(what, texts, settings, as_json)
+        from pictool.compiler.forecast import forecast
+
+        model = open_model(settings)
+        chunks = [chunk for name, text in texts for chunk in what.chunks(model, text, name)]
+        found = forecast(model, open_store(settings), chunks, what.options(model, settings.codec))
+        print_forecast(found, len(texts), as_json)
+    elif target is None and (rows := recalled_rows(what, texts, settings, engine)):
+        print_rows(settings.model or EMBEDDED, rows, as_json)
     else:
-        compile_files(what, texts, settings, engine, target, as_json)
+        model, compiled = compile_texts(what, texts, settings, engine)
+        if target is not None:
+            write_output(target, compiled)
+        print_rows(model.name, [ReportRow.of(done) for done in compiled], as_json)
     if unreadable:
         raise InputError(f"{count(len(unreadable), 'text')} left out, as {unreadable[0]}")
 
 
-def leave_out(unreadable: Sequence[InputError], keeps_going: bool) -> None:
-    """Print a note for each file that cannot be read. Raises InputError if there is one and `keeps_going` is false."""
-    if unreadable and not keeps_going:
-        raise all_of(unreadable)
-    for error in unreadable:
-        note(f"left out: {error}")
-
-
-def all_of(errors: Sequence[InputError]) -> InputError:
-    """One error that names every file."""
-    more = f" ({len(errors)} texts; --keep-going compiles the others)" if len(errors) > 1 else ""
-    return InputError("; ".join(map(str, errors)) + more)
-
-
-def compile_files(
-    what: Compilation, texts: Sequence[tuple[str, str]], settings: Settings, engine: str | None, target: Path | None,
-    as_json: bool,
-) -> None:  # fmt: skip
-    """Compile texts, write the object that -o names, and print what was done."""
-    if target is None and (rows := recalled_rows(what, texts, settings, engine)):
-        print_rows(settings.model or EMBEDDED, rows, as_json)
-        return
-    model, compiled = compile_texts(what, texts, settings, engine)
-    if target is not None:
-        write_output(target, compiled)
-    print_rows(model.name, [ReportRow.of(done) for done in compiled], as_json)
-
-
 def read_texts(
-    files: Sequence[str], is_recursive: bool, bulk: BulkOptions = BulkOptions()
+    files: Sequence[str], bulk: BulkOptions = BulkOptions()
 ) -> tuple[list[tuple[str, str]], list[InputError]]:
     """Names and contents of text files, of stdin (`-`), and of those below directories, in order.
 
@@ -225,7 +115,7 @@ def read_texts(
             if name.endswith(_RECORDS):
                 texts += _records_of(name, bulk, unreadable)
             else:
-                texts += _texts_of(name, is_recursive)
+                texts += _texts_of(name)
         except InputError as error:
             unreadable.append(error)
     for name, text in texts:
@@ -251,12 +141,12 @@ def _records_of(name: str, bulk: BulkOptions, unreadable: list[InputError]) -> l
     return texts
 
 
-def _texts_of(name: str, is_recursive: bool) -> list[tuple[str, str]]:
+def _texts_of(name: str) -> list[tuple[str, str]]:
     from pictool.compiler.chunking import read_text
 
     if name == STDIN:
         return [("stdin", read_stdin())]
-    if is_recursive and Path(name).is_dir():
+    if Path(name).is_dir():
         return _texts_below(Path(name))
     return [(name, read_text(Path(name)))]
 
@@ -278,17 +168,6 @@ def _texts_below(directory: Path) -> list[tuple[str, str]]:
     if not texts:
         raise InputError(f"{directory}: has no text files below it")
     return texts
-
-
-def foresee(what: Compilation, texts: Sequence[tuple[str, str]], settings: Settings, as_json: bool) -> None:
-    """Print what compiling texts would cost."""
-    from pictool.commands.console.forecast import print_forecast
-    from pictool.compiler.forecast import forecast
-
-    model = open_model(settings)
-    chunks = [chunk for name, text in texts for chunk in what.chunks(model, text, name)]
-    options = what.options(model, settings.codec)
-    print_forecast(forecast(model, open_store(settings), chunks, options), len(texts), as_json)
 
 
 def compile_texts(
@@ -370,7 +249,7 @@ def recalled_rows(
 
 
 def _surroundings(what: Compilation, settings: Settings) -> Surroundings | None:
-    """What the keys follow from; None if it cannot be told without the model."""
+    """What the keys follow from; None if the model must say."""
     from pictool.compiler.recall import Surroundings, model_files
     from pictool.core import CompileOptions
     from pictool.runtime.model import local_directory
@@ -419,11 +298,6 @@ def _copy(source: Path, target: Path) -> None:
 
     with atomic_write(target) as out, source.open("rb") as file:
         shutil.copyfileobj(file, out, 1 << 20)
-
-
-def new_work(done: Compiled) -> tuple[int, int]:
-    """Tokens that were computed, and bytes that were written."""
-    return (len(done.chunk), done.path.stat().st_size) if done.is_new and done.path.exists() else (0, 0)
 
 
 @dataclass(frozen=True)

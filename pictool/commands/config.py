@@ -35,7 +35,9 @@ def run_config(settings: Settings, as_json: JsonOption = False) -> None:
         return
     width = max(len(str(row["value"])) for row in rows)
     for row in rows:
-        by = row["origin"] if row["origin"] != DEFAULT else f"default{_other_names(row)}"
+        by = row["origin"]
+        if by == DEFAULT and row["variable"]:
+            by = f"default ({row['variable']})"
         print(visible(f"{row['name']:<15}{row['value']!s:<{min(width, 32)}}  {by}"))
     if find_file() is None:
         note("there is no pic.yaml here or above")
@@ -45,13 +47,9 @@ def _row(settings: Settings, name: str) -> dict[str, Any]:
     from pictool.linker.policies import DEFAULT as POLICY
 
     value = getattr(settings, name)
-    if name in ("salt", "server_key"):
+    if name == "salt":
         value = "(set)" if value else ""
-    if name in ("remote", "server") and value:
+    if name == "remote" and value:
         value = without_credentials(value)
     shown = (_DEFAULTS | {"algo": POLICY}).get(name, "") if value is None else value
     return {"name": name, "value": shown, "origin": settings.origin(name), "variable": variable(name)}
-
-
-def _other_names(row: dict[str, Any]) -> str:
-    return f" ({row['variable']})" if row["variable"] else ""

@@ -42,7 +42,9 @@ class EstimateOptions:
     memory: Annotated[
         Optional[str],
         option(
-            "--memory", "SIZE", "Use at most SIZE of memory. Beyond it, numbers are estimates with a printed error."
+            "--memory",
+            "SIZE",
+            "Use at most SIZE of memory. Beyond it, old requests are forgotten, with a printed error.",
         ),
     ] = None
     model: Annotated[
@@ -97,7 +99,7 @@ def run_estimate(options: EstimateOptions, settings: Settings) -> None:
 
 def memory_of(options: EstimateOptions) -> int | None:
     """The bytes of --memory; None: no limit."""
-    from pictool.commands.console.sizes import parse_size
+    from pictool.commands.settings.types import parse_size
 
     with of_command_line():
         memory = None if options.memory is None else parse_size("--memory", options.memory)
@@ -171,7 +173,7 @@ def print_report(report: Report, top: int) -> None:
         from pictool.estimate.readers import show_counts
 
         print(textwrap.fill(f"left out   {show_counts(Counter(left_out))}", 80, subsequent_indent=" " * 11))
-    if span := show_span(report.measure.series[::5]):
+    if span := show_span(report.measure.series[::4]):
         print(f"time       {span}")
     print(f"tokens     {tokens.total:,.0f}, {report.counting}")
     print()
@@ -197,22 +199,14 @@ def show_span(times: Iterable[float]) -> str:
 
 
 def print_shares(report: Report) -> None:
-    from pictool.estimate.segments import MIN_TOKENS
-
     tokens = report.totals.tokens
-    rows = [("prefix cache", tokens.prefix, "whole blocks of 16 tokens")]
-    rows.append(("linkable beside it", tokens.linked, "messages, documents, blocks by content"))
-    measure = report.measure
-    rate = measure.sample_rate
-    sampled = f"+-{report.totals.most_error:,.0f}, one window in {rate}" if rate > 1 else "exact"
-    if measure.most_is_known:
-        rows.append(("reusable at most", tokens.most, f"repeats of {MIN_TOKENS} tokens or more, {sampled}"))
-    for name, value, what in rows:
+    for name, value, what in (
+        ("prefix cache", tokens.prefix, "whole blocks of 16 tokens"),
+        ("linkable beside it", tokens.linked, "messages, documents, blocks by content"),
+    ):
         print(f"{name:<19}{value:>15,.0f}  {percent(value, tokens.total)}  {what}")
-    if not measure.most_is_known:
-        print(f"{'reusable at most':<19}{'-':>15}  {'-':>6}  this log cannot tell")
     if report.totals.forgotten:
-        print(f"--memory was used up: the first two may miss {report.totals.forgotten:,.0f} tokens at most")
+        print(f"--memory was used up: both may miss {report.totals.forgotten:,.0f} tokens at most")
 
 
 def percent(part: float, whole: float) -> str:
@@ -228,14 +222,11 @@ def print_groups(report: Report) -> None:
     if len(totals.tenants) > 1:
         groups.append(("tenant", sorted(totals.tenants.items(), key=lambda item: -item[1].total)[:_MAX_ROWS]))
     for name, entries in groups:
-        print(f"\n{name:<19}{'tokens':>15}  {'prefix':>7}  {'linkable':>8}  {'at most':>7}  {'new':>7}")
+        print(f"\n{name:<19}{'tokens':>15}  {'prefix':>7}  {'linkable':>8}  {'new':>7}")
         for label, tokens in entries:
-            parts = (tokens.prefix, tokens.linked, tokens.most, tokens.new)
-            prefix, linked, most, new = (percent(part, tokens.total) for part in parts)
-            most = most if report.measure.most_is_known else "-"
-            print(
-                f"{visible(label or '-')[:18]:<19}{tokens.total:>15,.0f}  {prefix:>7}  {linked:>8}  {most:>7}  {new:>7}"
-            )
+            parts = (tokens.prefix, tokens.linked, tokens.new)
+            prefix, linked, new = (percent(part, tokens.total) for part in parts)
+            print(f"{visible(label or '-')[:18]:<19}{tokens.total:>15,.0f}  {prefix:>7}  {linked:>8}  {new:>7}")
 
 
 def print_capacities(report: Report) -> None:

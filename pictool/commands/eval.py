@@ -1,4 +1,4 @@
-"""`pic eval`: a dataset's questions under several algorithms, each compared with full recompute."""
+"""`pic eval`: a dataset's questions under several policies, each compared with full recompute."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
-from pictool.commands.completion import complete_algorithm
 from pictool.commands.console.errors import of_command_line
-from pictool.commands.console.outputs import check_picture, output_path, print_json, require_matplotlib
+from pictool.commands.console.outputs import output_path, print_json
 from pictool.commands.console.progress import answers_bar
 from pictool.commands.console.verbosity import note
 from pictool.commands.console.words import count
@@ -63,16 +62,13 @@ class EvalOptions:
 
     dataset: Annotated[str, argument("DATASET", "A file of questions, or world. A wrong name lists all.")]
     limit: Annotated[Optional[int], option("--limit", "N", "Ask only the first N questions.", min=1)] = None
-    jobs: Annotated[Optional[int], option("--jobs", "N", "Processes, with one thread each (by machine).", min=1)] = None
     metric: Annotated[Optional[str], option("--metric", "NAME", "f1, em, rouge_l or contains (the dataset's).")] = None
-    skip_long: Annotated[bool, option("--skip-long", None, "Skip prompts that do not fit the model.")] = False
-    force: Annotated[bool, option("--force", None, "Start a new results file.")] = False
     params: Annotated[list[str], option("-p", "FIELD=VALUE", "Set a field of the dataset; repeatable.", DATASET)] = (
         field(default_factory=list)
     )
     algo: Annotated[
         list[str],
-        option("--algo", "SPEC", f"Policy or method: {SPECS}", POLICY, autocompletion=complete_algorithm),
+        option("--algo", "SPEC", f"Policy: {SPECS}", POLICY),
     ] = field(default_factory=list)
     head: HeadOption = None
     query_template: TemplateOption = None
@@ -84,9 +80,6 @@ class EvalOptions:
     stop: Annotated[
         list[str], option("--stop", "TEXT", "End answers at this text; repeatable (the dataset's).", ANSWER)
     ] = field(default_factory=list)
-    verify: Annotated[
-        float, option("--verify", "SHARE", "Compare this share of the questions with full recompute.", ANSWER)
-    ] = 1.0
     chunk_tokens: ChunkOption = None
     codec: Annotated[
         Optional[str], option("--codec", "NAME", "Codec of stored KV (none). A wrong name lists all.", COMPILING)
@@ -95,10 +88,6 @@ class EvalOptions:
         Optional[str],
         option("-o, --output", "FILE", "Results file (jsonl); an existing one is continued (in the store).", OUTPUT),
     ] = None
-    plot: Annotated[Optional[str], option("--plot", "FILE", "Plot quality against TTFT (.svg and .png).", OUTPUT)] = (
-        None
-    )
-    html: Annotated[Optional[str], option("--html", "FILE", "Write tables and plots as a web page.", OUTPUT)] = None
     as_json: JsonOption = False
 
 
@@ -109,30 +98,26 @@ def run_eval(options: EvalOptions, settings: Settings) -> None:
     \b
       pic eval world --limit 20 --algo legolink-16 --algo cacheblend:ratio=.1,.2
     """
-    from pictool.eval.algorithms import DEFAULT_ALGORITHMS, parse_algorithms
     from pictool.eval.datasets import open_dataset
-    from pictool.eval.evaluate import EvaluationOptions, default_jobs, evaluate
+    from pictool.eval.evaluate import EvaluationOptions, evaluate
+    from pictool.eval.policies import DEFAULT_POLICIES, parse_policies
     from pictool.eval.summary import require_metric, summarise
 
     with of_command_line():
         require_metric(options.metric)
-        algorithms = parse_algorithms(options.algo or DEFAULT_ALGORITHMS)
+        policies = parse_policies(options.algo or DEFAULT_POLICIES)
     dataset = open_dataset(options.dataset, parse_fields(options.params))
-    check_outputs(options, dataset)
+    if options.output is not None:
+        output_path("-o", options.output, [dataset.params["path"]] if "path" in dataset.params else [])
     spec_options, store = make_spec_options(options), open_store(settings)
     model = open_model(replace(settings, separator=None))
-    algorithms = algorithms if options.algo else runnable(model, algorithms)
-    run = EvaluationOptions(
-        output=None if options.output is None else Path(options.output),
-        limit=options.limit, jobs=default_jobs(model) if options.jobs is None else options.jobs,
-        skip_long=options.skip_long, force=options.force,
-    )  # fmt: skip
+    policies = policies if options.algo else runnable(model, policies)
+    run = EvaluationOptions(None if options.output is None else Path(options.output), options.limit)
     with answers_bar(title(dataset, model)) as bar:
-        done = evaluate(model, store, dataset, algorithms, spec_options, run, on_progress=bar, on_note=note)
+        done = evaluate(model, store, dataset, policies, spec_options, run, on_progress=bar, on_note=note)
     summary = summarise(done, options.metric)
     if done.skipped:
         note(left_out(done.skipped, model))
-    write_pictures(summary, options)
     note(f"results are in {done.path}")
     if options.as_json:
         print_json(summary.report())
@@ -140,34 +125,6 @@ def run_eval(options: EvalOptions, settings: Settings) -> None:
         from pictool.commands.console.terminal import open_screen
 
         print_summary(summary, open_screen())
-
-
-def write_pictures(summary: Summary, options: EvalOptions) -> None:
-    """The plot and the page, if they are asked for."""
-    from pictool.eval.plot import svg_of, write_pareto
-
-    if options.plot is not None:
-        note(f"wrote {' and '.join(map(str, write_pareto(summary, Path(options.plot))))}")
-    if options.html is not None:
-        from pictool.commands.console.page import write_page
-
-        with write_page(Path(options.html), f"pic eval: {summary.title}") as page:
-            print_summary(summary, page.console)
-            page.pictures += [svg_of(summary, by_rows) for by_rows in (False, True)]
-            page.data = summary.report()
-        note(f"wrote {options.html}")
-
-
-def check_outputs(options: EvalOptions, dataset: Dataset) -> None:
-    """Refuse what could not be written, or would destroy the dataset, before the long run."""
-    inputs = [dataset.params["path"]] if "path" in dataset.params else []
-    if options.output is not None:
-        output_path("-o", options.output, inputs)
-    if options.plot is not None:
-        check_picture(options.plot, inputs)
-    if options.html is not None:
-        require_matplotlib("--html")
-        output_path("--html", options.html, inputs)
 
 
 def make_spec_options(options: EvalOptions) -> SpecOptions:
@@ -183,7 +140,6 @@ def make_spec_options(options: EvalOptions) -> SpecOptions:
         max_new_tokens=options.max_new_tokens,
         codec=options.codec or CODEC,
         stop=tuple(options.stop),
-        verify=options.verify,
     )
 
 
@@ -202,8 +158,7 @@ def print_summary(summary: Summary, console: Console) -> None:
     console.print(
         f"{summary.title}: {count(summary.questions, 'question')} over {count(summary.units, 'set')} of documents, "
         f"{summary.tokens:.0f} tokens a prompt; {model['name']}, {model['dtype']} on {model['device']}, "
-        f"{count(summary.header['threads'], 'thread')}"
-        + ("" if summary.verified == summary.questions else f"; full on {summary.verified} of the questions"),
+        f"{count(summary.header['threads'], 'thread')}",
         soft_wrap=True,
     )
     for table in (quality_table(summary), cost_table(summary), *parts_tables(summary)):
@@ -218,7 +173,7 @@ def quality_table(summary: Summary) -> LabelledTable:
     """Scores with 95 % intervals, the difference to full, and fidelity to it."""
     from pictool.commands.console.terminal import LabelledTable
 
-    columns = ["algorithm", summary.metric, "95 %", "diff", "95 %", "lost", "won", "KL", "all", "same"]
+    columns = ["policy", summary.metric, "95 %", "diff", "95 %", "lost", "won", "KL", "all", "same"]
     table = LabelledTable([*columns, *["order"] * has_orders(summary)])
     for line in summary.lines:
         is_full = line is summary.lines[0]
@@ -245,9 +200,7 @@ def cost_table(summary: Summary) -> LabelledTable:
     """Rows, times and bytes; times are medians."""
     from pictool.commands.console.terminal import LabelledTable
 
-    table = LabelledTable(
-        ["algorithm", "rows", "TTFT", "speedup", "load", "select", "compute", "tok/s", "peak", "read"]
-    )
+    table = LabelledTable(["policy", "rows", "TTFT", "speedup", "load", "select", "compute", "tok/s", "peak", "read"])
     for line in summary.lines:
         timing = line.timing
         table.add_row(
@@ -273,7 +226,7 @@ def parts_tables(summary: Summary) -> Iterator[LabelledTable]:
 
 
 def parts_table(title: str, counts: Mapping[str, int], cells: Mapping[str, Mapping[str, str]]) -> LabelledTable:
-    """Algorithms, and parts with their numbers of questions; the more numerous are the rows."""
+    """Policies, and parts with their numbers of questions; the more numerous are the rows."""
     from pictool.commands.console.terminal import LabelledTable
 
     names = {part: f"{part or 'other'} ({number})" for part, number in counts.items()}

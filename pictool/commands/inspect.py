@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.completion import complete_key
 from pictool.commands.console.errors import UsageError
-from pictool.commands.console.outputs import output_path, print_json
+from pictool.commands.console.outputs import print_json
 from pictool.commands.console.pager import paged
 from pictool.commands.console.verbosity import note
+from pictool.commands.settings.completion import complete_key
 from pictool.commands.settings.options import (
     ANALYSIS,
-    OUTPUT,
     SALT,
     SECTIONS,
     JsonOption,
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from pictool.trace.format import Trace
     from pictool.trace.object_stats import LayerStats
 
-PLOT_SUFFIXES = (".svg", ".png")
 MAX_TOKENS = 2000  # of a text that is shown without --text
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -83,15 +81,6 @@ class InspectOptions:
     head: Annotated[Optional[int], option("--head", "N", "With --attention: of one head (mean).", ANALYSIS, min=0)] = (
         None
     )
-    scale: Annotated[
-        str,
-        option(
-            "--scale",
-            "NAME",
-            "With --attention: minmax (QK of a row from least 0 to most 1; EPIC fig. 4) or share.",
-            ANALYSIS,
-        ),
-    ] = "minmax"
     against: Annotated[
         Optional[str],
         option(
@@ -102,7 +91,6 @@ class InspectOptions:
         ),
     ] = None
     diff: Annotated[bool, option("--diff", None, "Compare two traces of one prompt.", ANALYSIS)] = False
-    plot: Annotated[Optional[str], option("--plot", "FILE", "Draw what was requested (.svg or .png).", OUTPUT)] = None
     as_json: JsonOption = False
 
     @property
@@ -154,10 +142,9 @@ def diff_files(names: Sequence[str], options: InspectOptions) -> None:
     """Compare two traces."""
     from pictool.commands.traces.diff_form import show_diff
 
-    if len(names) != 2 or options != InspectOptions(diff=True, plot=options.plot, as_json=options.as_json):
+    if len(names) != 2 or options != InspectOptions(diff=True, as_json=options.as_json):
         raise UsageError("--diff: compares two traces; name both, and leave the other options out")
-    check_plot(options.plot, [Path(name) for name in names])
-    show_diff((names[0], names[1]), options.plot, options.as_json)
+    show_diff((names[0], names[1]), options.as_json)
 
 
 def inspect_files(names: Sequence[str], options: InspectOptions, settings: Settings) -> None:
@@ -165,7 +152,6 @@ def inspect_files(names: Sequence[str], options: InspectOptions, settings: Setti
     from pictool.trace.format import is_trace
 
     paths = [find(name, settings) for name in names]
-    check_plot(options.plot, paths)
     traces = [path for path in paths if is_trace(path)]
     if traces and len(traces) < len(paths):
         raise UsageError(f"{traces[0]}: objects and traces cannot be inspected together; name one kind")
@@ -191,18 +177,6 @@ def find(name: str, settings: Settings) -> Path:
     return store.path(store.resolve(name))
 
 
-def check_plot(plot: str | None, inputs: Sequence[Path]) -> None:
-    """Refuse a picture that could not be drawn or written, before the long run."""
-    if plot is None:
-        return
-    if Path(plot).suffix not in PLOT_SUFFIXES:
-        raise UsageError(f"--plot {plot}: must end in {' or '.join(PLOT_SUFFIXES)}")
-    output_path("--plot", plot, inputs)
-    from pictool.trace.plots import require_matplotlib
-
-    require_matplotlib()
-
-
 def check_options(options: InspectOptions, of_traces: bool, name: str) -> None:
     """Refuse options that do not apply to the kind of `name`, or to a view that is not shown."""
     if options.against not in (None, "full"):
@@ -213,10 +187,6 @@ def check_options(options: InspectOptions, of_traces: bool, name: str) -> None:
         raise UsageError("--layer and --head need --attention")
     if options.first is not None and not options.attention_sinks:
         raise UsageError("--first needs --attention-sinks")
-    if options.plot and not of_traces and not options.attention_sinks:
-        raise UsageError("--plot: for an object, it needs --attention-sinks")
-    if options.scale not in ("minmax", "share"):
-        raise UsageError(f"--scale {options.scale}: must be minmax or share")
 
 
 # Objects
@@ -258,10 +228,6 @@ def inspect_object(path: Path, options: InspectOptions, settings: Settings) -> d
             _print_layers(layers, checksums["layers"])
         if sinks is not None:
             _print_sinks(sinks)
-    if sinks is not None and options.plot:
-        from pictool.trace.plots import draw_attention_sinks, save
-
-        save(draw_attention_sinks(sinks, report["key"][:12]), Path(options.plot))
     report["checksums"] = checksums
     if options.layers:
         report["layer_stats"] = [_layer_json(layer) for layer in layers]
@@ -383,9 +349,8 @@ def _print_sinks(sinks: AttentionSinks) -> None:
 
 def inspect_traces(paths: Sequence[Path], options: InspectOptions, settings: Settings) -> list[dict[str, Any]]:
     """Show traces; returns what `--json` prints of each."""
-    from pictool.commands.traces.columns import show_columns
+    from pictool.commands.console.terminal import heading, open_screen
     from pictool.commands.traces.json_form import analysis_json, trace_json
-    from pictool.commands.traces.text_form import show_trace
     from pictool.trace.counts import count_rows
     from pictool.trace.format import read_trace
 
@@ -396,18 +361,14 @@ def inspect_traces(paths: Sequence[Path], options: InspectOptions, settings: Set
             analysis.attention.require(options.layer, options.head)
     counts = [count_rows(trace) for trace in traces]
     if not options.as_json:
-        if len(traces) > 1:
-            show_columns(paths, traces, counts, options.sections)
-        else:
-            show_trace(paths[0], traces[0], counts[0], options.sections)
         for path, trace, count, analysis in zip(paths, traces, counts, analyses, strict=True):
-            _print_texts(path, trace, count, analysis, options, is_named=len(traces) > 1)
+            if len(traces) > 1:
+                heading(open_screen(), f"== {visible(str(path))}")
+            _print_trace(path, trace, count, analysis, options)
     reports = []
     for path, trace, count, analysis in zip(paths, traces, counts, analyses, strict=True):
         report = trace_json(str(path), trace, count, has_text=options.text)
         reports.append(report if analysis is None else report | analysis_json(trace, analysis, options))
-    if options.plot:
-        _plot(Path(options.plot), traces, analyses, options)
     return reports
 
 
@@ -436,18 +397,20 @@ def analyse(
     return analyses
 
 
-def _print_texts(
-    path: Path, trace: Trace, counts: TraceCounts, analysis: TraceAnalysis | None, options: InspectOptions,
-    is_named: bool,
-) -> None:  # fmt: skip
-    """Show what a trace has for itself: its text, and what analysing it shows."""
-    from pictool.commands.console.terminal import heading, open_screen
-    from pictool.commands.traces.text_form import show_attention, show_attention_sinks, show_deviation, show_text
+def _print_trace(
+    path: Path, trace: Trace, counts: TraceCounts, analysis: TraceAnalysis | None, options: InspectOptions
+) -> None:
+    """Show what a trace says, its text, and what analysing it shows."""
+    from pictool.commands.traces.text_form import (
+        show_attention,
+        show_attention_sinks,
+        show_deviation,
+        show_text,
+        show_trace,
+    )
 
-    is_long = trace.layout.num_tokens > MAX_TOKENS and not options.text
-    if is_named and (analysis is not None or ("text" in options.sections and not is_long)):
-        heading(open_screen(), f"== {visible(str(path))}")
-    if "text" in options.sections and is_long:
+    show_trace(path, trace, counts, options.sections)
+    if "text" in options.sections and trace.layout.num_tokens > MAX_TOKENS and not options.text:
         note(f"{path}: {trace.layout.num_tokens} tokens; --text shows them")
     elif "text" in options.sections:
         show_text(trace, counts)
@@ -456,26 +419,6 @@ def _print_texts(
     if analysis.attention is not None and options.attention_sinks:
         show_attention_sinks(trace, analysis.attention, options.num_initial)
     if analysis.attention is not None and options.attention:
-        show_attention(trace, analysis.attention, options.layer, options.head, options.scale)
+        show_attention(trace, analysis.attention, options.layer, options.head)
     if analysis.deviation is not None:
         show_deviation(trace, analysis.deviation, analysis.choices)
-
-
-def _plot(
-    target: Path, traces: Sequence[Trace], analyses: Sequence[TraceAnalysis | None], options: InspectOptions
-) -> None:
-    """Draw one picture: deviation, attention, attention sinks, or (the default) selections."""
-    from pictool.trace import plots
-
-    analysed = [(trace, analysis) for trace, analysis in zip(traces, analyses, strict=True) if analysis is not None]
-    maps = [(trace, analysis.attention) for trace, analysis in analysed if analysis.attention is not None]
-    if options.against is not None:
-        links = [(trace, analysis.deviation) for trace, analysis in analysed if analysis.deviation is not None]
-        figure = plots.draw_deviation(links)
-    elif options.attention:
-        figure = plots.draw_attention(maps, options.layer, options.head, options.scale)
-    elif options.attention_sinks:
-        figure = plots.draw_share_by_offset(maps)
-    else:
-        figure = plots.draw_selection(traces)
-    plots.save(figure, target)

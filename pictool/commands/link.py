@@ -8,40 +8,31 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from pictool import __version__
-from pictool.commands.console.errors import UsageError, of_command_line
+from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import output_path, print_json, write_json
 from pictool.commands.console.verbosity import note
 from pictool.commands.console.words import count
-from pictool.commands.linking.batch import BatchOptions, VerifyOptions, run_batch
+from pictool.commands.linking.batch import LinkOptions, drift_of, require_little, run_batch
 from pictool.commands.linking.request import (
-    AUTO,
     STDIN,
     RequestOptions,
     check_documents,
     check_keys,
-    make_spec,
     note_measuring,
-    policy_values,
     with_stdin,
 )
 from pictool.commands.settings.engine import find_engine
 from pictool.commands.settings.options import (
-    OUTPUT,
     SALT,
-    EngineOption,
-    JsonOption,
     command,
     make_app,
-    option,
 )
 from pictool.commands.settings.resources import open_model, open_store
 from pictool.commands.settings.settings import DEFAULT, Settings
-from pictool.errors import InputError, PicError
 from pictool.reading import exists
 
 if TYPE_CHECKING:
@@ -59,24 +50,9 @@ FOREIGN = 1.25  # tokens a word; the world has 1.0, other English 1.5 and more
 
 
 @dataclass(frozen=True)
-class LinkOptions:
-    """What a link does besides answering."""
-
-    compare: Annotated[bool, option("--compare", None, "Also run full recompute; print speedup and agreement.")] = False
-    trace: Annotated[
-        Optional[str],
-        option("--trace", "FILE", "Write a trace of the link, for pic inspect and pic tui.", OUTPUT),
-    ] = None
-    output: Annotated[Optional[str], option("-o, --output", "FILE", "Write the JSON report to a file.", OUTPUT)] = None
-    as_json: JsonOption = False
-    engine: EngineOption = None
-
-
-@dataclass(frozen=True)
 class LinkCommand:
     """The parsed command line. `policies` are those that are compared, if several are named."""
 
-    request: RequestOptions
     settings: Settings
     options: LinkOptions
     spec: Spec
@@ -88,21 +64,12 @@ class LinkCommand:
         """Whether the answer is not streamed: it is printed as JSON, written to a file, or one of several."""
         return self.options.as_json or self.options.output is not None or bool(self.policies)
 
-    @property
-    def is_auto(self) -> bool:
-        return policy_values(self.request).get("ratio") == AUTO
 
-
-@dataclass(frozen=True)
-class LinkOutput:
-    """A report for each policy, and whether the documents' words are foreign to the embedded model."""
-
-    reports: list[dict[str, Any]]
-    is_foreign: bool
-
-
-@command(app, "link", "model", "device", "dtype", "server", "store", "remote", "require_signed", *SALT)
-def run_link(request: RequestOptions, settings: Settings, verified: VerifyOptions, options: LinkOptions) -> None:
+@command(
+    app, "link", "model", "device", "dtype", "head", "query_template", "separator", "codec", "store",
+    "remote", "require_signed", *SALT,
+)  # fmt: skip
+def run_link(request: RequestOptions, settings: Settings, options: LinkOptions) -> None:
     """Link documents into a prompt and answer a query.
 
     \b
@@ -110,157 +77,94 @@ def run_link(request: RequestOptions, settings: Settings, verified: VerifyOption
       pic link a.txt -q "Who?" --trace link.trace
       pic link a.txt b.txt -q "Who?" --algo legolink-16 --algo cacheblend-15
     """
-    canary = verified.canary(request.seed)
-    if verified.batch is not None:
-        refuse_of_one(options)
-        batch = BatchOptions.of(verified, options.output, canary, options.as_json)
-        run_batch(batch, request, settings, options.engine)
+    canary = options.canary(request.seed)
+    if options.batch is not None:
+        run_batch(Path(options.batch), options, request, settings, canary)
         return
     parsed = parse(request, settings, options, canary)
     with ExitStack() as opened:
-        result = link_there(parsed) if settings.server else link_here(parsed, opened)
+        reports = link(parsed, opened)
         if options.output is not None:
-            write_json(options.output, result.reports if parsed.policies else result.reports[0])
-        show(parsed, result)
+            write_json(options.output, reports if parsed.policies else reports[0])
+        show(parsed, reports)
         if parsed.is_verified:
-            require_little_drift(result.reports, verified.max_kl)
+            drift = drift_of(reports)
+            note(str(drift))
+            require_little(drift, options.max_kl, "the answer has")
 
 
 def parse(request: RequestOptions, settings: Settings, options: LinkOptions, canary: Canary) -> LinkCommand:
     """The command line of one request, checked as far as no model is needed. Raises PicError."""
     check_documents(request.documents)
     check_outputs(options, request.documents)
-    policies = side_by_side(request, options.trace)
-    spec = with_stdin(make_spec(request, settings))
+    policies = request.policies()
+    if len(policies) > 1 and (name := replace(options, compare=False).of_one()):
+        raise UsageError(f"{name}: applies to one policy; name one with --algo")
+    spec = with_stdin(request.spec(settings))
+    if options.auto_ratio and (spec.policy.knob is None or not spec.policy.knob.is_share):
+        raise UsageError(f"--auto-ratio: {spec.policy.name} has no ratio; name another with --algo")
     is_verified = canary.picks(json.dumps(request_json(spec, {}) | {"algo": spec.policy.params}))
-    return LinkCommand(request, settings, options, spec, policies, is_verified)
+    return LinkCommand(settings, options, spec, policies if len(policies) > 1 else [], is_verified)
 
 
-def show(parsed: LinkCommand, result: LinkOutput) -> None:
+def show(parsed: LinkCommand, reports: Sequence[dict[str, Any]]) -> None:
     """Print the answer, or as much of it as is known, in the requested form."""
     if parsed.options.as_json:
-        print_json(result.reports if parsed.policies else result.reports[0])
+        print_json(reports if parsed.policies else reports[0])
     elif parsed.policies and parsed.options.output is None:
-        print_verdict([labelled.label for labelled in parsed.policies], result.reports)
+        print_verdict([labelled.label for labelled in parsed.policies], reports)
     elif not parsed.is_quiet:
-        print_answer(result.reports[0], parsed.options.compare)
-    if result.is_foreign:
-        note("the embedded demo model knows only the documents of its own world; name your model with -m")
+        print_answer(reports[0], parsed.options.compare)
 
 
-def refuse_of_one(options: LinkOptions) -> None:
-    """Refuse options of a single request together with --batch."""
-    for name, value in (("--compare", options.compare), ("--trace", options.trace)):
-        if value:
-            raise UsageError(f"--batch: {name} applies to one request; leave it out (--verify 1 compares all)")
-
-
-def require_little_drift(reports: Sequence[Mapping[str, Any]], max_kl: float | None) -> None:
-    """Say how far a verified answer is from that of full recompute. Raises InputError: farther than `max_kl`."""
-    from pictool.engines.base import Comparison
-    from pictool.fidelity.verify import Drift
-
-    drift = Drift.of(len(reports), [Comparison.of(report["compare"]) for report in reports])
-    note(str(drift))
-    if max_kl is not None and drift.kl_mean is not None and drift.kl_mean > max_kl:
-        raise InputError(
-            f"the answer has a KL of {drift.kl_mean:.3g} to full recompute, above --max-kl {max_kl:g}; take a policy "
-            "with more rows (pic tune)"
-        )
-
-
-def link_here(parsed: LinkCommand, opened: ExitStack) -> LinkOutput:
-    """Link in this process. `opened` waits for what the store still writes."""
-    settings, spec = parsed.settings, parsed.spec
-    needed: dict[Feature, str] = {"auto_ratio": "--ratio auto"} if parsed.is_auto else {}
-    engine_type = find_engine(
-        parsed.options.engine, needed | ({} if parsed.options.trace is None else {"trace": "--trace"}), settings.model
-    )
+def link(parsed: LinkCommand, opened: ExitStack) -> list[dict[str, Any]]:
+    """Link; the report for each policy. `opened` waits for what the store still writes."""
+    settings, spec, options = parsed.settings, parsed.spec, parsed.options
+    needed: dict[Feature, str] = {"auto_ratio": "--auto-ratio"} if options.auto_ratio else {}
+    needed |= {} if options.trace is None else {"trace": "--trace"}
+    engine_type = find_engine(options.engine, needed, settings.model)
     store = open_store(settings)
     check_keys(store, spec.documents, settings.salt)
     model = open_model(settings)
-    opened.push(partial(end_fetching, store))
+    opened.enter_context(fetching_ends(store))
     choice = None
-    if parsed.is_auto:
-        spec, choice = with_auto_ratio(model, store, spec)
-    with engine_type(model, store) as running, fetching_ends_with_an_error(store):
+    if options.auto_ratio:
+        from pictool.controller.profile import auto_ratio, with_ratio
+
+        choice = auto_ratio(model, store, spec, note_measuring)
+        note(f"ratio {choice.ratio:g} (load {choice.load_s * 1e3:.0f} ms, prefill {choice.prefill_s * 1e3:.0f} ms)")
+        spec = replace(spec, policy=with_ratio(spec.policy, choice.ratio))
+    with engine_type(model, store) as running:
         if parsed.policies:
             answers = compare_policies(running, spec, parsed.policies)
         else:
-            on_text = None if parsed.is_quiet else Stream()
-            answers = [
-                running.answer(
-                    spec,
-                    compare=parsed.options.compare or parsed.is_verified,
-                    on_text=on_text,
-                    on_compile=note_compiled,
-                )
-            ]
+            on_text, compare = None if parsed.is_quiet else Stream(), options.compare or parsed.is_verified
+            answers = [running.answer(spec, compare=compare, on_text=on_text, on_compile=note_compiled)]
     if not parsed.is_quiet:
         print(flush=True)  # the end of the streamed answer's line
     if choice is not None:
         distrust_profile(model, choice, answers[0].timing.recompute_s)
-    if parsed.options.trace is not None:
-        answers[0].write_trace(parsed.options.trace)
+    if options.trace is not None:
+        answers[0].write_trace(options.trace)
     place = {"version": __version__, "store": str(store.root)}
     reports = [answer.report() | {"request": request_json(spec, place | answer.origin())} for answer in answers]
     linked = answers[0].link.linked
-    texts = [] if linked is None else [part.chunk.text for part, _ in linked.documents]
-    is_embedded = settings.origin("model") == DEFAULT
-    return LinkOutput(reports, is_embedded and is_foreign(texts, reports[0]))
+    if settings.origin("model") == DEFAULT and linked is not None:
+        note_foreign([part.chunk.text for part, _ in linked.documents], reports[0])
+    return reports
 
 
-def link_there(parsed: LinkCommand) -> LinkOutput:
-    """Have a server link."""
-    from pictool.commands.linking.server import ask_server, require_possible
-
-    options = parsed.options
-    local = {
-        "--trace": options.trace, "--engine": options.engine, "--ratio auto": parsed.is_auto,
-    }  # fmt: skip
-    require_possible(parsed.settings, local)
-    specs = [replace(parsed.spec, policy=labelled.policy) for labelled in parsed.policies] or [parsed.spec]
-    stream = None if parsed.is_quiet else Stream()
-    compare = options.compare or parsed.is_verified or bool(parsed.policies)
-    reports = []
-    for spec in specs:
-        report, origin = ask_server(parsed.settings, spec, compare, stream)
-        if stream is not None:
-            print(flush=True)
-        reports.append(report | {"request": request_json(spec, {"server": parsed.settings.server} | origin)})
-    return LinkOutput(reports, is_foreign=False)
-
-
-def is_foreign(texts: Sequence[str], report: Mapping[str, Any]) -> bool:
-    """Whether documents are not of the embedded model's world: its tokenizer has a token for every word of that."""
+def note_foreign(texts: Sequence[str], report: Mapping[str, Any]) -> None:
+    """Say so if documents are not of the embedded model's world, for every word of which its tokenizer has a token."""
     words = sum(len(re.findall(r"\w+|[^\w\s]", text)) for text in texts)
     tokens: int = report["tokens"]["context"] - report["tokens"]["head"]
-    return bool(words) and tokens / words > FOREIGN
+    if words and tokens / words > FOREIGN:
+        note("the embedded demo model knows only the documents of its own world; name your model with -m")
 
 
 def note_compiled(compiled: Compiled) -> None:
     """Say that a text was compiled for this link."""
     note(f"compiled {compiled.chunk.source} first ({count(len(compiled.chunk), 'token')})")
-
-
-def side_by_side(request: RequestOptions, trace: str | None) -> list[LabelledPolicy]:
-    """The policies that are compared, if more than one is named.
-
-    Raises:
-        UsageError: with an option that is of one policy.
-    """
-    from pictool.linker.grid import parse_repeatable
-
-    if len(request.algos) < 2:
-        return []
-    ones = {"-k": request.k, "--ratio": request.ratio, "--fallback": request.fallback, "--trace": trace}
-    for name, value in (*ones.items(), ("-p", request.params or None)):
-        if value is not None:
-            raise UsageError(
-                f"{name}: applies to one policy; with several, write --algo NAME-NUMBER or NAME:FIELD=VALUE"
-            )
-    with of_command_line():
-        return parse_repeatable(request.algos)
 
 
 def compare_policies(engine: Engine, spec: Spec, policies: Sequence[LabelledPolicy]) -> list[Answer]:
@@ -310,22 +214,18 @@ def request_json(spec: Spec, origin: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def fetching_ends_with_an_error(store: Store) -> Iterator[None]:
-    """Leave no half object in the store if the link fails while others are fetched for it."""
+def fetching_ends(store: Store) -> Iterator[None]:
+    """Wait at the end for what is being fetched; after an error give it up, and after an interrupt do not wait."""
     try:
         yield
-    except PicError:
+    except Exception:
         store.cancel()
         store.drain()
         raise
-
-
-def end_fetching(store: Store, error: type[BaseException] | None, *_: object) -> None:
-    """Wait for what is being fetched; after an interrupt give it up, for the user does not wait."""
-    if error is None or issubclass(error, Exception):
-        store.drain()
-    else:
+    except BaseException:
         store.cancel()
+        raise
+    store.drain()
 
 
 def check_outputs(options: LinkOptions, documents: Sequence[str]) -> None:
@@ -336,15 +236,6 @@ def check_outputs(options: LinkOptions, documents: Sequence[str]) -> None:
             output_path(name, value, inputs)
     if options.trace is not None and options.output is not None and Path(options.trace) == Path(options.output):
         raise UsageError(f"--trace {options.trace}: is also the file of -o; name another")
-
-
-def with_auto_ratio(model: Model, store: Store, spec: Spec) -> tuple[Spec, RatioChoice]:
-    """The spec with the ratio that suits its length and the speed of the store (CacheBlend §5.1), and why."""
-    from pictool.controller.profile import auto_ratio, with_ratio
-
-    choice = auto_ratio(model, store, spec, note_measuring)
-    note(f"ratio {choice.ratio:g} (load {choice.load_s * 1e3:.0f} ms, prefill {choice.prefill_s * 1e3:.0f} ms)")
-    return replace(spec, policy=with_ratio(spec.policy, choice.ratio)), choice
 
 
 def distrust_profile(model: Model, choice: RatioChoice, recompute_s: float) -> None:
@@ -378,7 +269,7 @@ def print_answer(report: Mapping[str, Any], shows_compare: bool = True) -> None:
 
 
 def _kl_text(compare: Mapping[str, Any]) -> str:
-    """KL over all tokens; - from an engine, or a server, that does not give it."""
+    """KL over all tokens; - from an engine that does not give it."""
     kl = compare.get("answer_kl")
     return "-" if kl is None else f"{kl:.3g}"
 

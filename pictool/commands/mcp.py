@@ -8,16 +8,16 @@ import json
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from pictool import __version__
-from pictool.commands.ask import PASSAGES, REQUEST_FIELDS_OF_LINK
+from pictool.commands.ask import PASSAGES, PassagesOption
 from pictool.commands.linking.folder import FolderOptions
-from pictool.commands.linking.request import RequestOptions, make_spec
+from pictool.commands.linking.request import make_spec
 from pictool.commands.settings.engine import find_engine
-from pictool.commands.settings.options import SALT, EngineOption, command, make_app, option
+from pictool.commands.settings.options import SALT, AlgoOption, EngineOption, NewTokensOption, command, make_app
 from pictool.commands.settings.resources import open_model, open_store
 from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError, PicError
@@ -26,7 +26,6 @@ from pictool.escapes import to_json, visible
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
 
-    from pictool.conversation import Reply
     from pictool.documents.library import Library, LibraryReader
     from pictool.engines.base import Engine
     from pictool.linker.spec import Spec
@@ -35,14 +34,13 @@ app = make_app()
 T = TypeVar("T", bound="Callable[..., dict[str, Any]]")
 
 
-@command(
-    app, "mcp", "model", "device", "dtype", "store", "remote", "require_signed", *SALT, without=REQUEST_FIELDS_OF_LINK
-)
+@command(app, "mcp", "model", "device", "dtype", "codec", "separator", "store", "remote", "require_signed", *SALT)
 def run_mcp(
     folder: FolderOptions,
-    request: RequestOptions,
     settings: Settings,
-    num_passages: Annotated[int, option("--passages", "N", "Link at most N passages.", min=1)] = PASSAGES,
+    num_passages: PassagesOption = PASSAGES,
+    algo: AlgoOption = None,
+    max_new_tokens: NewTokensOption = None,
     engine: EngineOption = None,
 ) -> None:
     """Let agents compile, search and ask folders of documents, by MCP over stdin and stdout.
@@ -53,7 +51,7 @@ def run_mcp(
     """
     require_installed()
     os.read(0, 0), os.write(1, b"")  # closed streams raise here, not in a task of the server's
-    spec = make_spec(replace(request, query="?"), settings)
+    spec = make_spec(settings, "?", algo, max_new_tokens)
     folder.find_files()  # a wrong name ends it now
     engine_type, store, model = find_engine(engine, model=settings.model), open_store(settings), open_model(settings)
     with folder.open_reader(model, store) as reader, engine_type(model, store) as running:
@@ -81,7 +79,6 @@ class FolderTools:
     options: FolderOptions
     spec: Spec
     num_passages: int
-    _last: dict[str, Any] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def compile(
@@ -109,17 +106,8 @@ class FolderTools:
         """Answer a question from the passages that concern it, and name the sources."""
         from pictool.conversation import Conversation
 
-        new = set[str]()
-        conversation = Conversation(self.engine, self._read(), self.spec, self.num_passages)
-        reply = conversation.ask(question, on_compile=lambda done: new.add(done.key))
-        self._last = {"question": question} | explained(reply, new)
+        reply = Conversation(self.engine, self._read(), self.spec, self.num_passages).ask(question)
         return {"answer": reply.text, "sources": [found.passage.source for found in reply.sources]}
-
-    def explain(self) -> dict[str, Any]:
-        """Tell what became of the prompt of the last question: what was linked, how much computed, and what it cost."""
-        if self._last is None:
-            raise InputError("nothing was asked yet; call ask first")
-        return self._last
 
     def _read(self, folders: Sequence[str] | None = None) -> Library:
         named = [Path(name).resolve() for name in self.options.names]
@@ -129,22 +117,6 @@ class FolderTools:
                     f"{name}: is not below {' or '.join(self.options.names)}, which pic mcp was started for"
                 )
         return self.reader.read(self.options.find_files(folders))
-
-
-def explained(reply: Reply, new: set[str]) -> dict[str, Any]:
-    """The report of a reply, and of each source whether it was compiled for it, and the mean of computed tokens."""
-    from pictool.conversation import in_order
-
-    report, link = reply.report(), reply.answer.link
-    for source in report["sources"]:
-        source["compiled"] = source["key"] in new
-    if link.linked is not None:
-        listed = zip(in_order(reply.sources), link.linked.documents, strict=True)
-        places = {found.at: place for found, (_, place) in listed}
-        for found, source in zip(reply.sources, report["sources"], strict=True):
-            start, end = places[found.at]
-            source["recomputed"] = float(link.linked.rows[:, start:end].sum(1).mean())
-    return report
 
 
 def make_server(tools: FolderTools) -> MCPServer:
@@ -166,7 +138,7 @@ def make_server(tools: FolderTools) -> MCPServer:
         return run  # type: ignore[return-value]
 
     server = MCPServer("pictool", version=__version__, log_level="WARNING")
-    for tool in (tools.compile, tools.search, tools.ask, tools.explain):
+    for tool in (tools.compile, tools.search, tools.ask):
         server.add_tool(guarded(tool))
     return server
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import print_json
 from pictool.commands.linking.request import (
-    RequestOptions,
     check_documents,
     check_keys,
     make_spec,
@@ -19,7 +18,6 @@ from pictool.commands.settings.options import (
     POLICY,
     SALT,
     ChunkOption,
-    FieldsOption,
     JsonOption,
     argument,
     command,
@@ -28,6 +26,7 @@ from pictool.commands.settings.options import (
 )
 from pictool.commands.settings.resources import open_model, open_store
 from pictool.commands.settings.settings import Settings
+from pictool.commands.settings.types import parse_algo, parse_rates
 
 if TYPE_CHECKING:
     from pictool.controller.cost import PromptSize
@@ -54,39 +53,29 @@ class PlanOptions:
     tokens: Annotated[
         Optional[int], option("--tokens", "N", "Plan for a context of N tokens, without documents.", min=1)
     ] = None
-    read_gb_s: Annotated[
-        str, option("--read-gb-s", "LIST", "Read rates of devices to compare, in GB/s, the cheapest device first.")
+    rates: Annotated[
+        Any,
+        option(
+            "--read-gb-s",
+            "LIST",
+            "Read rates of devices to compare, in GB/s, the cheapest device first.",
+            type=parse_rates,
+        ),
     ] = "0.5,1,5,100"
     measure: Annotated[bool, option("--measure", None, "Measure this machine again.")] = False
-    algo: Annotated[
-        str, option("--algo", "NAME", "A policy with a ratio. A wrong name lists all.", POLICY, show_default=False)
+    policy: Annotated[
+        Any,
+        option(
+            "--algo",
+            "SPEC",
+            "A policy with a ratio, and the ratio to find a device for. A wrong name lists all.",
+            POLICY,
+            type=parse_algo,
+            show_default=False,
+        ),
     ] = DEFAULT_ALGO
-    ratio: Annotated[
-        Optional[float], option("--ratio", "SHARE", "Find a device for this share of rows (the policy's own).", POLICY)
-    ] = None
-    params: FieldsOption = field(default_factory=list)
     chunk_tokens: ChunkOption = None
     as_json: JsonOption = False
-
-    @property
-    def request(self) -> RequestOptions:
-        """What would be linked."""
-        ratio = None if self.ratio is None else repr(self.ratio)
-        return RequestOptions(
-            documents=self.documents, query=self.query, algos=[self.algo], ratio=ratio, params=self.params,
-            chunk_tokens=self.chunk_tokens,
-        )  # fmt: skip
-
-    @property
-    def rates(self) -> dict[str, float]:
-        """Bytes per second of each device, by its name. Raises UsageError."""
-        try:
-            rates = {f"{float(text):g} GB/s": float(text) * 1e9 for text in self.read_gb_s.split(",")}
-        except ValueError as error:
-            raise UsageError(f"--read-gb-s {self.read_gb_s}: must be numbers, separated by commas") from error
-        if not all(0 < rate < float("inf") for rate in rates.values()):
-            raise UsageError(f"--read-gb-s {self.read_gb_s}: each must be above 0")
-        return rates
 
 
 @command(app, "plan", "model", "device", "dtype", "store", *SALT, "codec")
@@ -99,8 +88,11 @@ def run_plan(options: PlanOptions, settings: Settings) -> None:
     """
     if (options.tokens is None) == (not options.documents):
         raise UsageError("documents or --tokens: name one of the two")
-    rates = options.rates
-    spec = with_stdin(make_spec(options.request, settings))
+    spec = with_stdin(
+        make_spec(
+            settings, options.query, options.policy, documents=options.documents, chunk_tokens=options.chunk_tokens
+        )
+    )
     knob = spec.policy.knob
     if knob is None or not knob.is_share:
         raise UsageError(
@@ -109,16 +101,14 @@ def run_plan(options: PlanOptions, settings: Settings) -> None:
     check_documents(options.documents)
     store = open_store(settings)
     check_keys(store, spec.documents, settings.salt)
-    report = make_report(options, rates, open_model(settings), store, spec)
+    report = make_report(options, open_model(settings), store, spec)
     if options.as_json:
         print_json(report)
     else:
         print_report(report)
 
 
-def make_report(
-    options: PlanOptions, rates: dict[str, float], model: Model, store: Store, spec: Spec
-) -> dict[str, Any]:  # fmt: skip
+def make_report(options: PlanOptions, model: Model, store: Store, spec: Spec) -> dict[str, Any]:
     """Measure, where that is still to be done, and plan; what `--json` prints."""
     from pictool.controller.profile import load_profile, make_estimator
 
@@ -128,7 +118,7 @@ def make_report(
     estimator = make_estimator(model, policy, options.measure, note_measuring)
     profile = load_profile(model, store, spec.codec, options.measure, note_measuring)
     recompute_s = estimator.recompute_s(ratio, size)
-    speeds = {STORE: profile.device} | {name: profile.at(rate) for name, rate in rates.items()}
+    speeds = {STORE: profile.device} | {name: profile.at(rate) for name, rate in options.rates.items()}
     devices: list[dict[str, Any]] = []
     for name, speed in speeds.items():
         choice = estimator.choose_ratio(size, speed)
@@ -174,7 +164,7 @@ def print_report(report: dict[str, Any]) -> None:
         times = (device["load_s"], report["recompute_s"], device["ttft_s"])
         table.add_row(device["name"], *map(_ms, times), f"{device['ratio']:g}")
     open_screen().print(table)
-    print(f"ratio   {choice['ratio']:g} of {report['algo']} for the store's device, as --ratio auto takes it")
+    print(f"ratio   {choice['ratio']:g} of {report['algo']} for the store's device, as --auto-ratio takes it")
     cheapest = f"{choice['device']} is the cheapest whose loading" if choice["device"] else "no loading from these"
     print(f"device  {cheapest} is hidden by recompute at ratio {report['ratio']:g}")
 

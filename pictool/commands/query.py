@@ -10,10 +10,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.console.errors import UsageError, of_command_line
+from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import output_path, print_json
 from pictool.commands.console.progress import answers_bar
-from pictool.commands.console.sizes import parse_size
 from pictool.commands.console.verbosity import note
 from pictool.commands.link import Stream
 from pictool.commands.linking.batch import answered
@@ -26,17 +25,18 @@ from pictool.commands.settings.options import (
     OUTPUT,
     POLICY,
     SALT,
-    CodecOption,
+    AlgoOption,
     EngineOption,
     JsonOption,
+    NewTokensOption,
     argument,
     command,
     make_app,
     option,
-    require_64_bits,
 )
 from pictool.commands.settings.resources import open_model, open_store, quiet_libraries
 from pictool.commands.settings.settings import Settings
+from pictool.commands.settings.types import one_of, parse_seed, parse_size
 from pictool.errors import InputError, PicError
 
 if TYPE_CHECKING:
@@ -56,12 +56,9 @@ _ELSEWHERE = ("ollama", "openai", "gemini", "anthropic", "mistralrs", "candle")
 
 @dataclass(frozen=True)
 class QueryOptions:
-    """What a command line says of how a query is run."""
+    """What a command line says of how a query is run, and of what is printed and written."""
 
-    algo: Annotated[
-        Optional[str],
-        option("--algo", "SPEC", "Policy that links the children of a + (PIC_ALGO). A wrong name lists all.", POLICY),
-    ] = None
+    algo: AlgoOption = None
     tree: Annotated[
         Optional[int],
         option(
@@ -82,14 +79,10 @@ class QueryOptions:
         ),
     ] = False
     no_optimise: Annotated[bool, option("--no-optimise", None, "Apply no rule of the optimizer.", POLICY)] = False
-    max_new_tokens: Annotated[
-        Optional[int],
-        option("--max-new-tokens", "N", "Generate at most N tokens in calls that set no limit (64).", ANSWER, min=1),
-    ] = None
+    max_new_tokens: NewTokensOption = None
     top_p: Annotated[float, option("--top-p", "P", "Nucleus sampling, in calls with a temperature.", ANSWER)] = 1.0
     seed: Annotated[
-        int,
-        option("--seed", "N", "Seed of sampling; each call derives its own.", ANSWER, min=0, callback=require_64_bits),
+        int, option("--seed", "N", "Seed of sampling; each call derives its own.", ANSWER, type=parse_seed)
     ] = 0
     max_tokens: Annotated[
         Optional[int], option("--budget-tokens", "N", "Generate at most N tokens in all calls together.", ANSWER, min=1)
@@ -107,39 +100,25 @@ class QueryOptions:
                 "default with vLLM)."
             ),
             COMPILING,
+            type=one_of((GENERATED, "compiled")),
         ),
     ] = None
-    codec: CodecOption = None
     pool: Annotated[
-        Optional[str],
-        option("--pool", "SIZE", "Keep up to SIZE of spans' KV on the device, as 500M (prefixes; torch only).", MODEL),
-    ] = None
-
-    def check(self) -> None:
-        """Refuse rules of the optimizer beside --no-optimise."""
-        if self.no_optimise and (self.tree is not None or self.sort_plus):
-            name = "--sort-plus" if self.sort_plus else "--tree"
-            raise UsageError(f"{name}: is a rule of the optimizer; leave --no-optimise out")
-
-    @property
-    def pool_bytes(self) -> int:
-        """Raises InputError if the text is not a size."""
-        return 0 if self.pool is None else parse_size("--pool", self.pool)
-
-
-@dataclass(frozen=True)
-class QueryOutputOptions:
-    """Options of the output: an explanation, an answer or the answers of a bulk, and where they are written."""
-
+        int,
+        option(
+            "--pool",
+            "SIZE",
+            "Keep up to SIZE of spans' KV on the device, as 500M (prefixes; torch only).",
+            MODEL,
+            type=parse_size,
+        ),
+    ] = 0
     explain: Annotated[
         bool, option("--explain", None, "Print the tree, the rules that apply, and the tree after them; run nothing.")
     ] = False
-    bulk: Annotated[bool, option("--bulk", None, "Run all queries of FILE, which has one in each line, as JSON.")] = (
-        False
-    )
     output: Annotated[
         Optional[str],
-        option("-o, --output", "FILE", "Write the answers of --bulk as JSON Lines; a stopped run continues.", OUTPUT),
+        option("-o, --output", "FILE", "Write the answers of a bulk as JSON Lines; a stopped run continues.", OUTPUT),
     ] = None
     trace: Annotated[
         Optional[str],
@@ -149,10 +128,13 @@ class QueryOutputOptions:
 
     def check(self, query: str) -> None:
         """Refuse what makes no sense together, and files that cannot be written. `query` is the input's name."""
-        if self.bulk and self.trace:
-            raise UsageError("--trace: applies to one query, not to --bulk")
-        if self.output is not None and not self.bulk:
-            raise UsageError("-o: needs --bulk; for one query use --json > FILE")
+        if self.no_optimise and (self.tree is not None or self.sort_plus):
+            name = "--sort-plus" if self.sort_plus else "--tree"
+            raise UsageError(f"{name}: is a rule of the optimizer; leave --no-optimise out")
+        if is_bulk(query) and self.trace:
+            raise UsageError("--trace: applies to one query, not to a bulk")
+        if self.output is not None and not is_bulk(query):
+            raise UsageError("-o: needs queries in a .jsonl file; for one query use --json > FILE")
         if self.explain and self.trace is not None:
             raise UsageError("--trace: --explain runs nothing")
         if self.output is not None:
@@ -162,11 +144,15 @@ class QueryOutputOptions:
             raise InputError(f"--trace {folder}: must be an empty or new folder; name another")
 
 
-@command(app, "query", "model", "device", "dtype", "store", "remote", "require_signed", "separator", *SALT)
+def is_bulk(name: str) -> bool:
+    """Whether a file has a query in each line."""
+    return name.endswith(".jsonl")
+
+
+@command(app, "query", "model", "device", "dtype", "store", "remote", "require_signed", "separator", "codec", *SALT)
 def run_query(
-    query: Annotated[str, argument("FILE", "A query as JSON or YAML; - is stdin.")],
+    query: Annotated[str, argument("FILE", "A query as JSON or YAML; - is stdin. A .jsonl file has one a line.")],
     options: QueryOptions,
-    output: QueryOutputOptions,
     settings: Settings,
     engine: EngineOption = None,
 ) -> None:
@@ -176,20 +162,23 @@ def run_query(
       pic query rag.yaml --explain
       pic query judge.json --algo full --seed 7
     """
-    output.check(query)
-    options.check()
+    options.check(query)
     text, name, base = read_input(query)
     from pictool.runtime.model import require_name
     from pictool.spans.bulk import read_bulk
+    from pictool.spans.reading import read_query
 
-    policy = choose_policy(options, settings)
-    pool_bytes = options.pool_bytes or (0 if output.trace else None)  # a trace shows what the policy computes
-    engine_type = choose_engine(engine, options.outputs, output.trace, bool(pool_bytes), settings.model)
+    policy = options.algo or policy_of_settings(settings)
+    pool_bytes = options.pool or (0 if options.trace else None)  # a trace shows what the policy computes
+    needed: dict[Feature, str] = {"outputs": "--outputs generated"} if options.outputs == GENERATED else {}
+    needed |= {"pool": "--pool"} if pool_bytes else {}
+    needed |= {"trace": "--trace"} if options.trace else {}
+    engine_type = find_engine(engine, needed, settings.model)
     require_name(settings.model)
-    if output.bulk:
+    if is_bulk(name):
         run = partial(run_bulk, queries=read_bulk(text, name), name=name, memory=settings.memory)
     else:
-        run = partial(run_one, query=parse(text, name))
+        run = partial(run_one, query=read_query(text, name, True if name.endswith((".yaml", ".yml")) else None))
     run_options = make_options(options, policy, settings, base, keeps_outputs(options.outputs, engine_type))
     quiet_libraries()
     store = open_store(settings)
@@ -199,32 +188,8 @@ def run_query(
             return running.enter_context(engine_type(open_model(of), store, pool_bytes))
 
         engines = Engines(start, settings)
-        run(engines, run_options, output=output)
+        run(engines, run_options, output=options)
     store.drain()
-
-
-def choose_policy(options: QueryOptions, settings: Settings) -> Policy:
-    """The policy of linking spans: from the command line, else from the settings. Raises PicError; checks the codec."""
-    from pictool.linker.grid import parse_policy
-    from pictool.linker.policies import DEFAULT
-    from pictool.store.codecs import require_codec
-
-    with of_command_line():
-        require_codec(options.codec or settings.codec)
-        if options.algo is None and settings.algo is not None:
-            return policy_of_settings(settings, {})
-        return parse_policy(options.algo or DEFAULT)
-
-
-def choose_engine(
-    name: str | None, outputs: str | None, trace: str | None, has_pool: bool, model: str | None = None
-) -> type[Engine]:
-    """The engine, which can do what the options need."""
-    if outputs not in (None, GENERATED, "compiled"):
-        raise UsageError(f"--outputs {outputs}: must be {GENERATED} or compiled")
-    needed: dict[Feature, str] = {} if outputs != GENERATED else {"outputs": f"--outputs {GENERATED}"}
-    needed |= {"pool": "--pool"} if has_pool else {}
-    return find_engine(name, needed | ({} if trace is None else {"trace": "--trace"}), model)
 
 
 def keeps_outputs(outputs: str | None, engine: type[Engine]) -> bool:
@@ -256,7 +221,7 @@ def make_options(
         max_new_tokens=options.max_new_tokens or MAX_NEW_TOKENS,
         top_p=options.top_p,
         seed=options.seed,
-        codec=options.codec or settings.codec,
+        codec=settings.codec,
         base=base,
         arity=options.tree,
         sorts_plus=options.sort_plus,
@@ -291,10 +256,11 @@ class Engines:
         return model_name(model)
 
 
-def run_one(engines: Engines, options: RunOptions, output: QueryOutputOptions, query: Query) -> None:
+def run_one(engines: Engines, options: RunOptions, output: QueryOptions, query: Query) -> None:
     """Run, or explain, a query. Of one that fails, JSON has the calls that were done."""
     from pictool.spans.execute import Executor
     from pictool.spans.outcome import QueryError
+    from pictool.spans.query import Chat, Generate
 
     traces = None if output.trace is None else TraceWriter(Path(output.trace))
     executor = Executor(engines, options, make_hooks(output, traces))
@@ -325,20 +291,8 @@ def run_one(engines: Engines, options: RunOptions, output: QueryOutputOptions, q
         traces.write_run(optimised.after, result.done, {"answer": result.text, "error": None, **report})
     if output.as_json:
         print_json({"answer": result.text, **report, "calls": [done.report() for done in result.done]})
-    elif not is_call(optimised.after):  # the text of a call has been streamed
+    elif not isinstance(optimised.after, Generate | Chat):  # the text of a call has been streamed
         print(result.text)
-
-
-def parse(text: str, name: str) -> Query:
-    from pictool.spans.reading import read_query
-
-    return read_query(text, name, True if name.endswith((".yaml", ".yml")) else None)
-
-
-def is_call(query: Query) -> bool:
-    from pictool.spans.query import Chat, Generate
-
-    return isinstance(query, Generate | Chat)
 
 
 def explain_report(optimised: OptimisedQuery) -> dict[str, Any]:
@@ -383,7 +337,7 @@ class TraceWriter:
         self._names[path] = f"{len(self._names) + 1:04}.trace"
         answer.write_trace(self._folder / self._names[path])
 
-    def tell(self, path: NodePath) -> None:
+    def note_trace(self, path: NodePath) -> None:
         """Say where the trace of a call is, if it has one."""
         from pictool.spans.query import path_text
 
@@ -397,33 +351,21 @@ class TraceWriter:
         note(f"{write_run(self._folder, query, done, self._names, more)}: the run; pic inspect {self._folder}")
 
 
-def make_hooks(output: QueryOutputOptions, traces: TraceWriter | None) -> Hooks:
+def make_hooks(output: QueryOptions, traces: TraceWriter | None) -> Hooks:
     from pictool.spans.execute import Hooks
 
-    is_quiet = output.as_json
+    is_quiet, once = output.as_json, cache(note)
     more: dict[str, Any] = {} if traces is None else {"on_answer": traces}
 
-    def tell(done: CallRecord) -> None:
+    def show(done: CallRecord) -> None:
         print_call(done, is_streamed=not is_quiet and not done.path)
         if traces is not None:
-            traces.tell(done.path)
+            traces.note_trace(done.path)
 
     return Hooks(
-        on_done=tell,
-        on_text=None if is_quiet else Stream(), on_print=note, ask=ask, on_skip=note_once(), **more,
+        on_done=show, on_text=None if is_quiet else Stream(), on_print=note, ask=ask,
+        on_skip=lambda skipped: once(f"left out: {skipped}"), **more,
     )  # fmt: skip
-
-
-def note_once() -> Callable[[object], None]:
-    """Print each note once."""
-    printed = set[str]()
-
-    def print_new(text: object) -> None:
-        if str(text) not in printed:
-            printed.add(str(text))
-            note(f"left out: {text}")
-
-    return print_new
 
 
 def ask(text: str) -> str:
@@ -452,7 +394,7 @@ def print_call(done: CallRecord, is_streamed: bool) -> None:
 
 
 def run_bulk(
-    engines: Engines, options: RunOptions, output: QueryOutputOptions, queries: Sequence[BulkQuery], name: str,
+    engines: Engines, options: RunOptions, output: QueryOptions, queries: Sequence[BulkQuery], name: str,
     memory: int,
 ) -> None:  # fmt: skip
     """Run the queries of a file, in the order that lets shared texts meet; or print that order."""
@@ -545,14 +487,11 @@ def answer_queries(
             keep(query, {"error": str(error)})
 
     def keep_outcome(index: int, outcome: Result | QueryError) -> None:
-        keep(ready[index][0], outcome_report(outcome))
+        result: Mapping[str, Any] = (
+            {"error": str(outcome)} if isinstance(outcome, PicError)
+            else {"answer": outcome.text, "calls": [done.report() for done in outcome.done]}
+        )  # fmt: skip
+        keep(ready[index][0], result)
 
     seeds = [node_seed(executor.options.seed, (query.line,)) for query, _ in ready]
     executor.run_all([query for _, query in ready], keep_outcome, seeds)
-
-
-def outcome_report(outcome: Result | QueryError) -> Mapping[str, Any]:
-    """The answer of one query of a bulk, or its error."""
-    if isinstance(outcome, PicError):
-        return {"error": str(outcome)}
-    return {"answer": outcome.text, "calls": [done.report() for done in outcome.done]}

@@ -9,13 +9,12 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from pictool import __version__
-from pictool.commands.console.errors import UsageError, of_command_line
+from pictool.commands.console.errors import UsageError
 from pictool.commands.console.verbosity import is_verbose, note
 from pictool.commands.linking.request import policy_of_settings
 from pictool.commands.ray.serve import FleetOptions, opened_fleet
@@ -27,7 +26,6 @@ from pictool.commands.settings.options import (
     OUTPUT,
     POLICY,
     SALT,
-    CodecOption,
     EngineOption,
     argument,
     command,
@@ -36,6 +34,7 @@ from pictool.commands.settings.options import (
 )
 from pictool.commands.settings.resources import open_model, open_store
 from pictool.commands.settings.settings import Settings
+from pictool.commands.settings.types import one_of, parse_algo, parse_policy_name, parse_size
 from pictool.errors import InputError
 from pictool.urls import without_credentials
 
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 
 app = make_app()
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
-_CHECKS = ("exact", "refuse", "off")
 # Options that replicas do not have, and those that vLLM does not have.
 _ALONE = (
     ("--learn", "learn"),
@@ -59,10 +57,11 @@ _ALONE = (
     ("--pool", "pool"),
     ("--keep-prefixes", "keep_prefixes"),
 )
-_TORCH_ONLY = ("max_tokens", "codec", "pool", "keep_prefixes")
+_TORCH_ONLY = ("max_tokens", "pool", "keep_prefixes")
 DEFAULT = "legolink-16"  # the policy of requests, where nobody says one
 _ACTIVE = 8  # requests that take turns; vLLM batches as many as it is set to
 _UPSTREAM_KEY = "PIC_UPSTREAM_KEY"  # the variable with what requests to --upstream carry as their bearer
+_LOG_BYTES = 10**9  # of the log of requests and the one before it, together
 _BATCHED = 64  # requests that a vLLM has at once, where nobody says it
 
 
@@ -95,11 +94,18 @@ class ServeOptions:
         ),
     ] = None
     algo: Annotated[
-        Optional[str],
-        option("--algo, --policy", "SPEC", "Policy of requests that name none (PIC_ALGO; legolink-16).", POLICY),
+        Any,
+        option(
+            "--algo, --policy",
+            "SPEC",
+            "Policy of requests that name none (PIC_ALGO; legolink-16).",
+            POLICY,
+            type=parse_algo,
+        ),
     ] = None
     allow: Annotated[
-        list[str], option("--allow", "NAME", "Policy that requests may name; repeatable (all).", POLICY)
+        list[str],
+        option("--allow", "NAME", "Policy that requests may name; repeatable (all).", POLICY, type=parse_policy_name),
     ] = field(default_factory=list)
     check: Annotated[
         str,
@@ -108,6 +114,7 @@ class ServeOptions:
             "ACTION",
             ("If linking fails the start-up check: exact (answer exactly) or refuse (to start). off: no check."),
             POLICY,
+            type=one_of(("exact", "refuse", "off")),
         ),
     ] = "exact"
     check_limit: Annotated[
@@ -123,41 +130,69 @@ class ServeOptions:
         3600.0
     )
     leases: Annotated[
-        Optional[str],
+        Optional[int],
         option(
             "--leases",
             "SIZE",
             "Bytes that the caches of one tenant may hold (3/4 of max_size, divided among tenants).",
             COMPILING,
+            type=parse_size,
         ),
     ] = None
-    codec: CodecOption = None
     learn: Annotated[
-        Optional[str],
-        option("--learn", "SIZE", "Compile texts that requests repeat, up to SIZE of objects (off).", COMPILING),
+        Optional[int],
+        option(
+            "--learn",
+            "SIZE",
+            "Compile texts that requests repeat, up to SIZE of objects (off).",
+            COMPILING,
+            type=parse_size,
+        ),
     ] = None
     pool: Annotated[
-        Optional[str],
-        option("--pool", "SIZE", "Keep up to SIZE of KV on the device, as 500M; 0: none (1/4 of its memory).", MODEL),
+        Optional[int],
+        option(
+            "--pool",
+            "SIZE",
+            "Keep up to SIZE of KV on the device, as 500M; 0: none (1/4 of its memory).",
+            MODEL,
+            type=parse_size,
+        ),
     ] = None
     keep_prefixes: Annotated[
-        Optional[str],
-        option("--keep-prefixes", "SIZE", "Keep up to SIZE of the pool's exact prefixes on disk, too (none).", MODEL),
+        Optional[int],
+        option(
+            "--keep-prefixes",
+            "SIZE",
+            "Keep up to SIZE of the pool's exact prefixes on disk, too (none).",
+            MODEL,
+            type=parse_size,
+        ),
     ] = None
-    dashboard: Annotated[
-        bool, option("--dashboard", None, "Print a Grafana dashboard of the metrics, and serve nothing.", OUTPUT)
-    ] = False
     request_log: Annotated[
         Optional[str],
-        option("--request-log", "FILE", "Log lengths and keyed hashes of requests, for pic estimate.", OUTPUT),
+        option(
+            "--request-log",
+            "FILE",
+            "Log lengths and keyed hashes of requests, for pic estimate; at most 1 GB with FILE.1.",
+            OUTPUT,
+        ),
     ] = None
-    request_log_size: Annotated[
-        str, option("--request-log-size", "SIZE", "Size limit of FILE and the one before it, FILE.1, together.", OUTPUT)
-    ] = "1G"
 
 
 @command(
-    app, "serve", "model", "device", "dtype", "store", "remote", "require_signed", "signing_key", "separator", *SALT
+    app,
+    "serve",
+    "model",
+    "device",
+    "dtype",
+    "store",
+    "remote",
+    "require_signed",
+    "signing_key",
+    "separator",
+    "codec",
+    *SALT,
 )
 def run_serve(
     options: ServeOptions,
@@ -176,15 +211,15 @@ def run_serve(
       pic serve -m MODEL --upstream http://gpu1:8000 --upstream http://gpu2:8000
       pic serve -m MODEL --ray --replicas 4 --remote s3://bucket/pic
     """
-    if options.dashboard:
-        print((files("pictool.serve") / "dashboard.json").read_text(encoding="utf-8"), end="")
-        return
+    from pictool.runtime.model import require_name
+
     require_installed()
     fleet.check({name: getattr(options, field) != getattr(ServeOptions(), field) for name, field in _ALONE}, settings)
     is_vllm = engine_name(options.engine, settings.model) == "vllm"
-    check_choices(options, settings)
-    check_upstream(options, fleet)
-    check_vllm(options, fleet, is_vllm, more or [])
+    find_policy(options, settings)
+    require_name(settings.model)
+    check_upstream(options, fleet, settings)
+    check_vllm(options, settings, fleet, is_vllm, more or [])
     if fleet.ray is None:
         find_engine(options.engine, model=settings.model)  # replicas have theirs on their machines
     serve_here(options, fleet, settings, (more or []) if is_vllm else None)
@@ -224,7 +259,9 @@ def note_address(listener: socket.socket, backend: Backend) -> None:
     note(f"serving {backend.model} on http://{_shown(host)}:{port}/v1 ({backend.status().policy}); Ctrl-C ends it")
 
 
-def check_vllm(options: ServeOptions, fleet: FleetOptions, is_vllm: bool, more: Sequence[str]) -> None:
+def check_vllm(
+    options: ServeOptions, settings: Settings, fleet: FleetOptions, is_vllm: bool, more: Sequence[str]
+) -> None:
     """Refuse what vLLM has not, and its options where it is not the engine. Raises UsageError."""
     if not is_vllm:
         if more:
@@ -232,7 +269,7 @@ def check_vllm(options: ServeOptions, fleet: FleetOptions, is_vllm: bool, more: 
         return
     if fleet.ray is not None:
         raise UsageError("--engine vllm: cannot be used with --ray; start each vllm serve, and name it with --upstream")
-    refuse_torch_only(options)
+    refuse_torch_only(options, settings, "--engine vllm", _TORCH_ONLY)
 
 
 def make_service(
@@ -245,7 +282,7 @@ def make_service(
     provider = make_provider()
     if provider is not None:
         resources.callback(shut_down, provider)
-    leased = leased_bytes(options) or lease_share(store.max_bytes, keys)
+    leased = options.leases or lease_share(store.max_bytes, keys)
     service_settings = ServiceSettings(options.ttl, lease_bytes=leased)
     return Service(
         backend, store.root, keys, service_settings, request_log=open_request_log(options, resources),
@@ -287,13 +324,14 @@ def fronted_vllm(
 ) -> Iterator[Backend]:  # fmt: skip
     """A `vllm serve` of this process's own, and the router's backend for it."""
     from pictool.engines.vllm.client.process import EngineOptions, vllm_server
+    from pictool.linker.grid import label_of
     from pictool.serve.start import start_upstream
 
     if settings.remote and without_credentials(settings.remote) != settings.remote:
         raise UsageError("--remote: --engine vllm shows its command line; give the credentials by the environment")
     limit, refuses = None if options.check == "off" else options.check_limit, options.check == "refuse"
     extra = {
-        "store": str(store.root.resolve()), "policy": policy_text(options, settings),
+        "store": str(store.root.resolve()), "policy": label_of(find_policy(options, settings)),
         "policies": list(options.allow) or None, "max_bytes": settings.max_size, "memory_bytes": settings.memory,
         "remote": settings.remote or None, "fingerprint": model.fingerprint,
         **({} if store.trust is None else store.trust.fields),
@@ -306,22 +344,22 @@ def fronted_vllm(
         yield backend
 
 
-def check_upstream(options: ServeOptions, fleet: FleetOptions) -> None:
+def check_upstream(options: ServeOptions, fleet: FleetOptions, settings: Settings) -> None:
     """Refuse what a router of other servers has not, and what are no URLs. Raises UsageError."""
     if not options.upstream:
         return
     if options.engine is not None or fleet.ray is not None:
         raise UsageError(f"{'--ray' if options.engine is None else '--engine'}: cannot be used with --upstream")
-    refuse_torch_only(options, "--upstream", ("codec", "pool", "keep_prefixes"))
+    refuse_torch_only(options, settings, "--upstream", ("pool", "keep_prefixes"))
     for url in options.upstream:
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"--upstream {url}: must be a URL, as http://localhost:8000")
 
 
-def refuse_torch_only(options: ServeOptions, what: str = "--engine vllm", names: Sequence[str] = _TORCH_ONLY) -> None:
+def refuse_torch_only(options: ServeOptions, settings: Settings, what: str, names: Sequence[str]) -> None:
     """Raise UsageError for an option that vLLM has not."""
-    for name in names:
-        if getattr(options, name) != getattr(ServeOptions(), name):
+    for name, value in (("codec", settings.option("codec")), *((name, getattr(options, name)) for name in names)):
+        if value is not None:
             raise UsageError(f"--{name.replace('_', '-')}: cannot be used with {what}, which has its own options")
 
 
@@ -331,44 +369,13 @@ def require_directory(model: Model) -> None:
         raise InputError(f"{model.name}: vLLM loads models from directories; save it first")
 
 
-def check_choices(options: ServeOptions, settings: Settings) -> None:
-    """Refuse a model, policies, codecs, sizes and actions that there are not, before anything heavy is imported.
-
-    Raises:
-        PicError: names the option.
-    """
-    from pictool.linker.policies import policies
-    from pictool.runtime.model import require_name
-    from pictool.store.codecs import require_codec
-
-    if options.check not in _CHECKS:
-        raise UsageError(f"--check {options.check}: must be one of {', '.join(_CHECKS)}")
-    if unknown := sorted(set(options.allow) - set(policies())):
-        raise InputError(f"--allow {unknown[0]}: must be one of {', '.join(policies())}")
-    find_policy(options, settings)
-    require_codec(options.codec or settings.codec)
-    learned_bytes(options)
-    pool_bytes(options)
-    size_of("--keep-prefixes", options.keep_prefixes)
-    require_name(settings.model)
-
-
 def find_policy(options: ServeOptions, settings: Settings) -> Policy:
     """The default policy: from the command line, or else from the settings, where `pic tune` writes it.
 
     Raises:
         InputError: no such policy; the message names the file or variable that sets it.
     """
-    from pictool.linker.grid import parse_policy
-
-    if options.algo is None and settings.algo is not None:
-        return policy_of_settings(settings, {})
-    return parse_policy(policy_text(options, settings))
-
-
-def policy_text(options: ServeOptions, settings: Settings) -> str:
-    """The same as it is written."""
-    return options.algo or settings.algo or DEFAULT
+    return options.algo or policy_of_settings(settings, DEFAULT)
 
 
 def require_installed() -> None:
@@ -402,48 +409,20 @@ def make_backend_settings(options: ServeOptions, settings: Settings) -> BackendS
 
     return BackendSettings(
         find_policy(options, settings), frozenset(options.allow) if options.allow else None, options.queue,
-        options.active or _ACTIVE, options.max_tokens, options.min_tokens,
-        codec=options.codec or settings.codec, name=options.name,
-        learned_bytes=learned_bytes(options), pool_bytes=pool_bytes(options),
-        kept_bytes=size_of("--keep-prefixes", options.keep_prefixes) or 0,
+        options.active or _ACTIVE, options.max_tokens,
+        options.min_tokens, codec=settings.codec, name=options.name,
+        learned_bytes=options.learn or 0, pool_bytes=options.pool, kept_bytes=options.keep_prefixes or 0,
         separator=settings.separator,
     )  # fmt: skip
-
-
-def learned_bytes(options: ServeOptions) -> int:
-    """The budget of --learn. Raises UsageError."""
-    return size_of("--learn", options.learn) or 0
-
-
-def leased_bytes(options: ServeOptions) -> int | None:
-    """What --leases says. Raises UsageError."""
-    return size_of("--leases", options.leases)
-
-
-def size_of(name: str, text: str | None) -> int | None:
-    """The size that an option gives; None if it is not given. Raises UsageError."""
-    from pictool.commands.console.sizes import parse_size
-
-    with of_command_line():
-        return None if text is None else parse_size(name, text)
-
-
-def pool_bytes(options: ServeOptions) -> int | None:
-    """The size of --pool; None if it is not given. Raises InputError for what is no size."""
-    from pictool.commands.console.sizes import parse_size
-
-    return None if options.pool is None else parse_size("--pool", options.pool)
 
 
 def open_request_log(options: ServeOptions, resources: ExitStack) -> RequestLog | None:
     """The log of requests, which is closed with the resources. Raises InputError."""
     if options.request_log is None:
         return None
-    from pictool.commands.console.sizes import parse_size
     from pictool.estimate.request_log import RequestLog
 
-    size = parse_size("--request-log-size", options.request_log_size)
-    log = RequestLog(Path(options.request_log), size, note)
+    log = RequestLog(Path(options.request_log), _LOG_BYTES, note)
     resources.callback(log.close)
     return log
 

@@ -14,18 +14,18 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.console.errors import UsageError, of_command_line
+from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import output_path, print_json
 from pictool.commands.console.progress import progress
-from pictool.commands.console.sizes import parse_age, parse_size, show_age, show_size
 from pictool.commands.console.verbosity import note
-from pictool.commands.console.words import count
+from pictool.commands.console.words import count, show_age, show_size
 from pictool.commands.settings.options import JsonOption, argument, command, make_app, option
 from pictool.commands.settings.resources import find_intact, open_existing, open_model, open_store
 from pictool.commands.settings.settings import DEFAULT, Settings
-from pictool.commands.signing import ALL, run_key, run_sign, run_trust
+from pictool.commands.settings.types import one_of, parse_age, parse_size
 from pictool.errors import InputError, ObjectError
 from pictool.escapes import visible
+from pictool.reading import exists
 
 if TYPE_CHECKING:
     from pictool.compiler.recompute import Recomputed
@@ -35,11 +35,6 @@ if TYPE_CHECKING:
     from pictool.store.store import Store, StoredObject
     from pictool.store.upkeep import StoreStats, VerifyResult
 
-DryRunOption = Annotated[bool, option("--dry-run", None, "Print what would be removed; remove nothing.")]
-RECOMPUTE = option(
-    "--recompute", "SHARE", "Compute this share of the objects again; set aside those that differ.", min=0, max=1
-)
-KeysArgument = Annotated[list[str], argument("KEY", "Keys, or unique beginnings of them.")]
 
 app = make_app("List, check, prune and move the objects of a store.")
 
@@ -48,17 +43,21 @@ app = make_app("List, check, prune and move the objects of a store.")
 
 
 SORTS = ("key", "used", "size")
+ALL = "all"  # in place of keys
 
 
 @command(app, "ls", "store")
 def run_ls(
     settings: Settings,
     limit: Annotated[Optional[int], option("--limit", "N", "List at most N objects.", min=1)] = None,
-    after: Annotated[str, option("--after", "KEY", "List the objects after this key.")] = "",
-    sort: Annotated[str, option("--sort", "ORDER", "key, used (latest first) or size (largest first).")] = "key",
+    sort: Annotated[
+        str,
+        option("--sort", "ORDER", "key, used (latest first) or size (largest first).", type=one_of(SORTS)),
+    ] = "key",
     chains: Annotated[bool, option("--chains", None, "Also list blocks of prefix chains.")] = False,
-    by: Annotated[Optional[str], option("--by", "folder", "List the folders of pic sync instead.")] = None,
-    counts: Annotated[bool, option("--stats", None, "Count objects and bytes, hits and misses instead.")] = False,
+    counts: Annotated[
+        bool, option("--stats", None, "Count objects and bytes, hits and misses, and those of synced folders instead.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List objects with size, age, last use and source; or count them.
@@ -70,16 +69,11 @@ def run_ls(
     from pictool.store.eviction import pinned
     from pictool.store.sources import read_sources
 
-    if sort not in SORTS:
-        raise UsageError(f"--sort {sort}: must be {', '.join(SORTS[:-1])} or {SORTS[-1]}")
     store = open_existing(settings)
     if counts:
         show_stats(store, as_json)
         return
-    if by is not None:
-        list_folders(store, by, as_json)
-        return
-    listed, num_objects = _listed(store, after, chains, sort, limit)
+    listed, num_objects = _listed(store, chains, sort, limit)
     pins, sources = pinned(store.root), read_sources(store.root, on_problem=note)
     if as_json:
         print_json([object_json(entry, sources.get(entry.key), entry.key in pins) for entry in listed])
@@ -91,12 +85,10 @@ def run_ls(
     note(f"{of_all}{count(num_objects, 'object')}, {show_size(num_bytes)}{' listed' if of_all else ''}")
 
 
-def list_folders(store: Store, by: str, as_json: bool) -> None:
-    """List the folders that `pic sync` keeps in step, each with its files and objects that are there."""
+def list_folders(store: Store) -> list[dict[str, Any]]:
+    """The folders that `pic sync` keeps in step, each with its files and objects that are there."""
     from pictool.store.folders import read_folders
 
-    if by != "folder":
-        raise UsageError(f"--by {by}: must be folder")
     files, folders = store.files(), dict[str, dict[str, Any]]()
     for row in read_folders(store.root):
         found = folders.setdefault(row.folder, {"files": set(), "objects": 0, "bytes": 0})
@@ -104,25 +96,16 @@ def list_folders(store: Store, by: str, as_json: bool) -> None:
             found["files"].add(row.path)
             found["objects"] += 1
             found["bytes"] += entry.num_bytes
-    listed = [{"folder": name} | found | {"files": len(found["files"])} for name, found in sorted(folders.items())]
-    if as_json:
-        print_json(listed)
-        return
-    for found in listed:
-        size = f"{count(found['files'], 'file')}, {count(found['objects'], 'object')}, {show_size(found['bytes'])}"
-        print(f"{visible(found['folder'])}  {size}")
-    note(count(len(listed), "folder"))
+    return [{"folder": name} | found | {"files": len(found["files"])} for name, found in sorted(folders.items())]
 
 
-def _listed(
-    store: Store, after: str, chains: bool, sort: str, limit: int | None
-) -> tuple[list[StoredObject], int]:  # fmt: skip
+def _listed(store: Store, chains: bool, sort: str, limit: int | None) -> tuple[list[StoredObject], int]:
     """The first `limit` objects in an order, and how many there are."""
     if sort == "key" and limit is not None:
-        objects = store.objects(after, chains)
+        objects = store.objects(chains=chains)
         first = list(islice(objects, limit))
         return first, len(first) + sum(1 for _ in objects)
-    listed = list(store.objects(after, chains))
+    listed = list(store.objects(chains=chains))
     if sort != "key":
         listed.sort(key=lambda entry: -(entry.used_ns if sort == "used" else entry.num_bytes))
     return listed[:limit], len(listed)
@@ -173,11 +156,14 @@ def show_stats(store: Store, as_json: bool) -> None:
     """Count objects and bytes, hits and misses."""
     from pictool.store.upkeep import stats
 
-    report = stats(store)
+    report, folders = stats(store), list_folders(store)
     if as_json:
-        print_json(asdict(report) | {"counts": report.counts.report()})
+        print_json(asdict(report) | {"counts": report.counts.report(), "folders": folders})
         return
-    lines = _stats_lines(report)
+    lines = _stats_lines(report) + [
+        (f"folder {each['folder']}", f"{each['files']} files, {each['objects']}, {show_size(each['bytes'])}")
+        for each in folders
+    ]
     width = max(len(name) for name, _ in lines) + 2
     for name, value in lines:
         print(f"{visible(name):<{width}}{visible(value)}")
@@ -210,8 +196,16 @@ def run_verify(
     repair: Annotated[
         bool, option("--repair", None, "Remove damaged objects; rename those under the name of another.")
     ] = False,
-    dry_run: DryRunOption = False,
-    recompute: Annotated[Optional[float], RECOMPUTE] = None,
+    recompute: Annotated[
+        Optional[float],
+        option(
+            "--recompute",
+            "SHARE",
+            "Compute this share of the objects again; set aside those that differ.",
+            min=0,
+            max=1,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Read and check every byte of every object. With -m, also compare texts with their tokens.
@@ -222,17 +216,23 @@ def run_verify(
     """
     from pictool.store.upkeep import verify
 
-    if recompute is not None and (repair or dry_run):
-        raise UsageError("--recompute: cannot be combined with --repair or --dry-run")
+    if recompute is not None and repair:
+        raise UsageError("--recompute: cannot be combined with --repair")
     store, check = open_existing(settings), None
     if recompute is not None:
-        recompute_share(settings, store, find_intact(store, chains=False), recompute, as_json)
+        from pictool.compiler.recompute import choose
+        from pictool.compiler.recompute import recompute as recompute_objects
+
+        keys = find_intact(store, chains=False)
+        with progress("recomputing", len(choose(keys, recompute))) as advance:
+            found = recompute_objects(open_model(settings), store, keys, recompute, advance)
+        print_recomputed(found, store, as_json)
         return
     if settings.origin("model") != DEFAULT:
         from pictool.compiler.chunking import require_own_text
 
         check = partial(require_own_text, open_model(settings))
-    result = verify(store, repair and not dry_run, check=check)
+    result = verify(store, repair, check=check)
     if as_json:
         print_json({
             "objects": result.objects, "damaged": result.problems, "repaired": list(result.repaired),
@@ -256,23 +256,6 @@ def _print_problems(result: VerifyResult) -> None:
         note(f"{count(result.objects, 'object')} read, {len(result.repaired)} removed; compile their texts again")
 
 
-# Who made it: signatures
-
-
-command(app, "key")(run_key)
-command(app, "sign", "store", "signing_key")(run_sign)
-command(app, "trust", "require_signed")(run_trust)
-
-
-def recompute_share(settings: Settings, store: Store, keys: Sequence[str], share: float, as_json: bool) -> None:
-    """Compute a share of objects again, and print what was found. Raises ObjectError if one differs."""
-    from pictool.compiler.recompute import choose, recompute
-
-    with progress("recomputing", len(choose(keys, share))) as advance:
-        found = recompute(open_model(settings), store, keys, share, advance)
-    print_recomputed(found, store, as_json)
-
-
 def print_recomputed(
     found: Recomputed, store: Store, as_json: bool, report: Mapping[str, Any] | None = None
 ) -> None:  # fmt: skip
@@ -288,6 +271,84 @@ def print_recomputed(
             note(f"signed by {writer}: {num_bad} of {count(num_checked, 'recomputed object')} differ")
         note(f"{count(found.objects, 'object')} recomputed, {found.skipped} skipped (of another model, or of a chain)")
     require_right(found, store)
+
+
+# Who made it: signatures
+
+
+@command(app, "sign", "store", "signing_key")
+def run_sign(
+    settings: Settings,
+    names: Annotated[
+        Optional[list[str]],
+        argument("NAME", "Keys, or unique beginnings of them; all; or files, as archives and manifests."),
+    ] = None,
+) -> None:
+    """Sign objects that you made or checked, and whole files. Without a NAME: print the public key that others trust;
+    if there is no private key, make one.
+
+    \b
+      pic store sign
+      pic store sign all
+      pic store sign all.kva
+    """
+    from pictool.store.signatures import SigningKey, path_of, sign_file, sign_object_file
+
+    file = path_of(settings.signing_key, "signing-key")
+    if not names:
+        print(public_key(file))
+        return
+    key, store = SigningKey.read(file), open_store(settings)
+    for name in names:
+        if name != ALL and Path(name).is_file():
+            (sign_object_file if name.endswith(".kvo") else sign_file)(key, Path(name))
+            continue
+        for found in find_intact(open_existing(settings), chains=False) if name == ALL else [store.resolve(name)]:
+            sign_object_file(key, store.path(found), store.root / "tmp")
+    note(f"signed by {key.public}")
+
+
+def public_key(file: Path) -> str:
+    """The public key of the private one in a file, which is made if there is none."""
+    from pictool.store.signatures import SigningKey
+
+    if file.exists():
+        return SigningKey.read(file).public
+    note(f"{file}: a new private key, for you alone; others trust the public one (pic store trust NAME KEY)")
+    return SigningKey.new(file).public
+
+
+@command(app, "trust", "require_signed")
+def run_trust(
+    settings: Settings,
+    name: Annotated[Optional[str], argument("NAME", "What you call the signer.")] = None,
+    key: Annotated[Optional[str], argument("KEY", "Its public key, as ed25519:…", autocompletion=None)] = None,
+    revoke: Annotated[Optional[str], option("--revoke", "NAME", "Trust a signer no more, nor what it signed.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Trust a signer, revoke one, or list all.
+
+    \b
+      pic store trust build-server ed25519:6d1f…
+      pic store trust --revoke build-server
+    """
+    from pictool.store.signatures import Signers, path_of
+
+    if (name is None) != (key is None) or (name and revoke):
+        raise UsageError("trust: give a NAME and a KEY, or --revoke NAME, or neither to list the signers")
+    path = path_of(settings.require_signed, "signers")
+    if not name and not revoke:
+        signers = Signers.read(path)
+    else:
+        signers = Signers.change(
+            path, lambda them: them.trust(name, key) if name and key else them.revoke(revoke or ""), name is not None
+        )
+    if as_json:
+        print_json({"path": str(signers.path), "trusted": signers.trusted, "revoked": signers.revoked})
+        return
+    for known, state in ((signers.trusted, ""), (signers.revoked, "  revoked")):
+        for public, own in known.items():
+            print(visible(f"{public}  {own}{state}"))
 
 
 # What is removed, and what stays
@@ -315,14 +376,20 @@ def run_gc(
     settings: Settings,
     keys: Annotated[Optional[list[str]], argument("KEY", "Objects to remove: keys, or unique beginnings.")] = None,
     max_size: Annotated[
-        Optional[str],
-        option("--max-size", "SIZE", "Evict the least recently used objects beyond SIZE, as 10G (PIC_MAX_SIZE)."),
+        Optional[int],
+        option(
+            "--max-size",
+            "SIZE",
+            "Evict the least recently used objects beyond SIZE, as 10G (PIC_MAX_SIZE).",
+            type=parse_size,
+        ),
     ] = None,
     older_than: Annotated[
-        Optional[str], option("--older-than", "AGE", "Remove objects that were not used for AGE, as 12h or 30d.")
+        Optional[float],
+        option("--older-than", "AGE", "Remove objects that were not used for AGE, as 12h or 30d.", type=parse_age),
     ] = None,
     force: Annotated[bool, option("--force", None, "Remove the named objects even if they are pinned.")] = False,
-    dry_run: DryRunOption = False,
+    dry_run: Annotated[bool, option("--dry-run", None, "Print what would be removed; remove nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Remove stale temporary files; with a size, evict the least recently used objects; or remove some by key or age.
@@ -331,16 +398,13 @@ def run_gc(
       pic store gc --max-size 10G --dry-run
       pic store gc --older-than 30d
     """
-    if sum(map(bool, (keys, max_size, older_than))) > 1:
+    if sum(value is not None for value in (keys or None, max_size, older_than)) > 1:
         raise UsageError("gc: name one of keys, --max-size and --older-than")
-    with of_command_line():
-        max_bytes = None if max_size is None else parse_size("--max-size", max_size)
-        seconds = None if older_than is None else parse_age("--older-than", older_than)
     store = open_existing(settings)
-    if keys or seconds is not None:
-        remove(store, [store.resolve(key) for key in keys or ()], seconds, force, dry_run, as_json)
+    if keys or older_than is not None:
+        remove(store, [store.resolve(key) for key in keys or ()], older_than, force, dry_run, as_json)
     else:
-        collect(store, max_bytes, dry_run, as_json)
+        collect(store, max_size, dry_run, as_json)
 
 
 def collect(store: Store, max_bytes: int | None, dry_run: bool, as_json: bool) -> None:
@@ -348,8 +412,8 @@ def collect(store: Store, max_bytes: int | None, dry_run: bool, as_json: bool) -
     from pictool.store.upkeep import gc, would_collect
 
     if dry_run:
-        litter, evicted = would_collect(store, max_bytes)
-        print_plan(evicted, [str(path) for path in litter], as_json)
+        stale, evicted = would_collect(store, max_bytes)
+        print_plan(evicted, [str(path) for path in stale], as_json)
         return
     done = gc(store, max_bytes)
     if as_json:
@@ -381,7 +445,7 @@ def remove(
 @command(app, "pin", "store")
 def run_pin(
     settings: Settings,
-    keys: KeysArgument,
+    keys: Annotated[list[str], argument("KEY", "Keys, or unique beginnings of them.")],
     undo: Annotated[bool, option("--undo", None, "Allow them to be evicted and removed again.")] = False,
 ) -> None:
     """Protect objects from eviction and removal.
@@ -400,90 +464,61 @@ def run_pin(
 # What moves: archives, and a remote
 
 
-@command(app, "export", "store", "signing_key")
-def run_export(
-    settings: Settings,
-    archive: Annotated[str, argument("ARCHIVE", "File to write (a tar in zstd); - is stdout.")],
-    keys: Annotated[Optional[list[str]], argument("KEY", "Keys, or unique beginnings of them (all objects).")] = None,
-    force: Annotated[bool, option("--force", None, "Replace an existing file.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Write objects to an archive.
-
-    \b
-      pic store export all.kva
-    """
-    from pictool.store.objects.bundles import export_archive
-
-    is_stream = archive == "-"
-    if is_stream and (as_json or sys.stdout.isatty()):
-        raise UsageError("export -: the archive goes to stdout; leave --json out, and redirect stdout")
-    if not is_stream and not force and Path(archive).is_file():
-        raise InputError(f"{archive}: exists already; replace it with --force, or name another file")
-    store = open_existing(settings)
-    exported = [store.resolve(key) for key in keys] if keys else find_intact(store, chains=True)
-    with tempfile.TemporaryDirectory() if is_stream else nullcontext(".") as directory:
-        name = str(Path(directory, "archive")) if is_stream else archive
-        path = output_path("export", name, [store.path(key) for key in exported])
-        with progress("exporting", len(exported)) as advance:
-            size = export_archive(store, exported, path, lambda _: advance())
-        if is_stream:
-            with path.open("rb") as file:
-                shutil.copyfileobj(file, sys.stdout.buffer)
-    if as_json:
-        print_json({"path": archive, "objects": len(set(exported)), "bytes": size})
-    else:
-        note(f"{count(len(set(exported)), 'object')}, {show_size(size)}")
-
-
-@command(app, "import", "store", "require_signed")
-def run_import(
-    settings: Settings,
-    archive: Annotated[str, argument("ARCHIVE", "An archive that export wrote.")],
-    as_json: JsonOption = False,
-) -> None:
-    """Add the objects of an archive.
-
-    \b
-      pic store import all.kva
-    """
-    from pictool.store.objects.bundles import import_archive
-
-    done = import_archive(open_store(settings), Path(archive))
-    if as_json:
-        print_json(asdict(done))
-    else:
-        note(f"{count(len(done.keys), 'object')}, {len(done.new)} of them new")
-
-
-@command(app, "push", "store", "remote")
+@command(app, "push", "store", "remote", "signing_key")
 def run_push(
     settings: Settings,
-    keys: Annotated[
-        list[str], argument("KEY", "Keys, or unique beginnings of them; or all: everything but prefix chains.")
-    ],
-    force: Annotated[bool, option("--force", None, "Also send objects that the remote has.")] = False,
+    keys: Annotated[list[str], argument("KEY", "Keys, or unique beginnings of them; or all.")],
+    archive: Annotated[
+        Optional[str], option("-o, --output", "FILE", "Write an archive instead (a tar in zstd); - is stdout.")
+    ] = None,
+    force: Annotated[bool, option("--force", None, "Replace what is there: objects, or an archive.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Send objects to the remote.
+    """Send objects to the remote, or write them to an archive. Prefix chains are in archives only.
 
     \b
       pic store push all --remote s3://bucket/store
+      pic store push all -o all.kva
     """
+    if archive == "-" and (as_json or sys.stdout.isatty()):
+        raise UsageError("-o -: the archive goes to stdout; leave --json out, and redirect stdout")
+    if archive not in (None, "-") and not force and Path(archive).is_file():
+        raise InputError(f"{archive}: exists already; replace it with --force, or name another file")
+    store = open_existing(settings)
+    is_all = keys == [ALL]
+    named = find_intact(store, chains=archive is not None) if is_all else [store.resolve(key) for key in keys]
+    if archive is not None:
+        write_archive(store, named, archive, as_json)
+        return
     from pictool.store.remote.transfer import push
 
-    store = open_existing(settings)
-    is_all = keys == [ALL]  # but for blocks of prefix chains, which no store asks a remote for
-    pushed = find_intact(store, chains=False) if is_all else [store.resolve(key) for key in keys]
-    with progress("pushing", len(pushed)) as advance:
-        done = push(store, pushed, advance, force)
+    with progress("pushing", len(named)) as advance:
+        done = push(store, named, advance, force)
     _print_transferred(done, "sent", "there", as_json)
+
+
+def write_archive(store: Store, keys: Sequence[str], archive: str, as_json: bool) -> None:
+    """Write objects to an archive; `-` is stdout."""
+    from pictool.store.objects.bundles import export_archive
+
+    with tempfile.TemporaryDirectory() if archive == "-" else nullcontext(".") as directory:
+        name = str(Path(directory, "archive")) if archive == "-" else archive
+        path = output_path("-o", name, [store.path(key) for key in keys])
+        with progress("exporting", len(keys)) as advance:
+            size = export_archive(store, keys, path, lambda _: advance())
+        if archive == "-":
+            with path.open("rb") as file:
+                shutil.copyfileobj(file, sys.stdout.buffer)
+    if as_json:
+        print_json({"path": archive, "objects": len(set(keys)), "bytes": size})
+    else:
+        note(f"{count(len(set(keys)), 'object')}, {show_size(size)}")
 
 
 @command(app, "pull", "model", "device", "dtype", "store", "remote", "require_signed")
 def run_pull(
     settings: Settings,
-    keys: Annotated[list[str], argument("KEY", "Whole keys.", autocompletion=None)],
+    names: Annotated[list[str], argument("NAME", "Whole keys; or one archive.")],
     check: Annotated[
         Optional[float],
         option(
@@ -496,24 +531,34 @@ def run_pull(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch objects from the remote.
+    """Fetch objects from the remote, or add those of an archive.
 
     \b
       pic store pull KEY --remote https://host/store
+      pic store pull all.kva
     """
+    from pictool.store.objects.bundles import import_archive
     from pictool.store.remote.transfer import pull
 
     store = open_store(settings)
-    if check is not None:
+    if len(names) == 1 and (exists(names[0]) or not set(names[0]) <= set("0123456789abcdef")):
+        if check is not None:
+            raise UsageError("--check: applies to the remote; after an archive use pic store verify --recompute")
+        added = import_archive(store, Path(names[0]))
+        if as_json:
+            print_json(asdict(added))
+        else:
+            note(f"{count(len(added.keys), 'object')}, {len(added.new)} of them new")
+    elif check is None:
+        with progress("pulling", len(names)) as advance:
+            done = pull(store, names, advance)
+        _print_transferred(done, "fetched", "here", as_json)
+    else:
         from pictool.compiler.recompute import pull_checked
 
-        with progress("pulling", len(keys)) as advance:
-            done, found = pull_checked(open_model(settings), store, keys, check, advance)
+        with progress("pulling", len(names)) as advance:
+            done, found = pull_checked(open_model(settings), store, names, check, advance)
         print_recomputed(found, store, as_json, asdict(done))
-        return
-    with progress("pulling", len(keys)) as advance:
-        done = pull(store, keys, advance)
-    _print_transferred(done, "fetched", "here", as_json)
 
 
 def _print_transferred(done: TransferResult, verb: str, where: str, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -33,7 +34,8 @@ def run_tui(
       pic tui
       pic tui legolink.trace cacheblend.trace
     """
-    require_textual()
+    if find_spec("textual") is None:
+        raise InputError("pic tui: needs textual; install it with: pip install 'pictool[tui]'")
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError("pic tui: needs a terminal; without one use pic inspect and pic store ls")
     from pictool.commands.tui_process.job import WorkerJob
@@ -71,10 +73,3 @@ def named_store(names: Sequence[str], settings: Settings) -> str | None:
     if len(directories) > 1:
         raise UsageError(f"one store at a time: {', '.join(directories)}")
     return directories[0] if directories else None
-
-
-def require_textual() -> None:
-    try:
-        import textual  # noqa: F401
-    except ImportError as error:
-        raise InputError("pic tui: needs textual; install it with: pip install 'pictool[tui]'") from error

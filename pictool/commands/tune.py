@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 from pictool.commands.console.errors import UsageError, of_command_line
-from pictool.commands.console.outputs import check_picture, print_json
+from pictool.commands.console.outputs import print_json
 from pictool.commands.console.progress import answers_bar
 from pictool.commands.console.verbosity import note
 from pictool.commands.console.words import count
@@ -21,7 +21,6 @@ from pictool.commands.settings.options import (
     SPECS,
     ChunkOption,
     JsonOption,
-    PlotOption,
     argument,
     command,
     make_app,
@@ -32,17 +31,14 @@ from pictool.commands.settings.settings import FILE, Settings, find_file
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
-    from pictool.eval.algorithms import Algorithm
     from pictool.eval.cases import SpecOptions
     from pictool.runtime.model import Model
-    from pictool.store.store import Store
     from pictool.tuning.questions import Questions
     from pictool.tuning.search import Finding
     from pictool.tuning.tune import Measure, TuningResult, TuningTarget
 
 DEFAULT_KL = 0.05
-COSTS = ("rows", "ttft")
-_GOALS = {"answer_kl": "all", "kl": "KL", "left": "left", "differ": "differ", "loss": "loss"}  # in the table
+_GOALS = {"answer_kl": "all", "differ": "differ", "loss": "loss"}  # in the table
 LEGEND = (
     "meets, fails: shown at {level:.0%}, for all policies together. open: not clear yet;\n"
     "blocked: one with more rows of its kind fails. rows: context share a layer.\n"
@@ -65,10 +61,7 @@ class TuneOptions:
         option(
             "--questions",
             "FILE",
-            (
-                "JSON Lines with query and optional answers, or a dataset of pic eval. Without it, "
-                "questions are made up."
-            ),
+            "JSON Lines with query and optional answers, or a dataset of pic eval. Required.",
             DATASET,
         ),
     ] = None
@@ -76,24 +69,9 @@ class TuneOptions:
     per_prompt: Annotated[
         int, option("--per-prompt", "N", "Documents per prompt at most, the best by BM25.", DATASET, min=1)
     ] = 8
-    skip_long: Annotated[
-        bool, option("--skip-long", None, "Skip questions whose prompts do not fit the model.", DATASET)
-    ] = False
-    seed: Annotated[int, option("--seed", "N", "Seed of random choices.", DATASET, min=0)] = 0
     target_answer_kl: Annotated[
         Optional[float],
         option("--target-answer-kl", "NATS", "Highest mean KL of full's whole answer (0.05); the default.", min=0),
-    ] = None
-    target_kl: Annotated[
-        Optional[float], option("--target-kl", "NATS", "Instead: highest mean KL of the first token.", min=0)
-    ] = None
-    target_left: Annotated[
-        Optional[str],
-        option(
-            "--target-left",
-            "SHARE",
-            "Instead: the share of plain reuse's KL of whole answers that may be left, as 10%.",
-        ),
     ] = None
     target_differ: Annotated[
         Optional[str],
@@ -105,25 +83,12 @@ class TuneOptions:
             "--target-loss", "SHARE", "Instead: the share of the score under full recompute that may be lost, as 1%."
         ),
     ] = None
-    clip: Annotated[
-        float, option("--clip", "NATS", "A certificate counts a higher KL as NATS; fewer need fewer questions.")
-    ] = 1.0
-    by: Annotated[
-        str,
-        option(
-            "--by",
-            "COST",
-            ("Cost to minimise: rows (share of computed rows, equal on every machine) or ttft (its median here)."),
-        ),
-    ] = "rows"
     algo: Annotated[list[str], option("--algo", "SPEC", f"Policy: {SPECS}", POLICY)] = field(default_factory=list)
-    jobs: Annotated[int, option("--jobs", "N", "Processes, with one thread each.", min=1)] = 1
     dry_run: Annotated[bool, option("-n, --dry-run", None, "Write nothing.")] = False
     chunk_tokens: ChunkOption = None
     codec: Annotated[
         Optional[str], option("--codec", "NAME", "Codec of stored KV (none). A wrong name lists all.", COMPILING)
     ] = None
-    plot: PlotOption = None
     as_json: JsonOption = False
 
 
@@ -133,25 +98,30 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
 
     \b
       pic tune docs/*.txt --questions questions.jsonl --target-answer-kl 0.05
-      pic tune docs/*.txt --target-loss 1% --plot frontier.svg
+      pic tune --questions dataset.jsonl --target-loss 1%
     """
-    from pictool.tuning.tune import TuningResult, tune
+    from pictool.eval import require_extra
+    from pictool.eval.policies import parse_policies
+    from pictool.tuning.questions import questions_of_file, read_corpus
+    from pictool.tuning.tune import DEFAULT_POLICIES, TuningResult, tune
 
     target = target_of(options)
-    check_options(options)
-    algorithms = algorithms_of(options, target)
-    check_inputs(options)
+    require_extra()
+    with of_command_line():
+        policies = parse_policies(options.algo or DEFAULT_POLICIES)
+    if options.questions is None:
+        raise UsageError("nothing to tune on; name questions with --questions")
+    check_inputs(options, options.questions)
     store, model = open_store(settings), open_model(settings)
-    algorithms = algorithms if options.algo else runnable(model, algorithms)
+    policies = policies if options.algo else runnable(model, policies)
     spec_options = make_spec_options(options, settings)
-    questions = make_questions(model, store, options)
-    if options.skip_long:
-        questions = without_long(model, questions, spec_options)
+    corpus = read_corpus(model, options.documents, options.chunk_tokens, options.per_prompt)
+    questions = without_long(model, questions_of_file(options.questions, corpus, options.limit), spec_options)
     rounds = list[TuningResult]()
     try:
         with answers_bar(f"{count(questions.num_units, 'question')}, {model.name}") as bar:
             tuned = tune(
-                model, store, questions, algorithms, target, options.by, options.jobs, spec_options,
+                model, store, questions, policies, target, spec_options,
                 on_progress=bar, on_note=note, on_round=rounds.append,
             )  # fmt: skip
     except KeyboardInterrupt:
@@ -161,29 +131,13 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
         raise
     show(tuned, model, options)
     finish(tuned, options)
-    if not options.dry_run:
-        keep_prompts(store, questions, spec_options)
-
-
-def keep_prompts(store: Store, questions: Questions, options: SpecOptions) -> None:
-    """Leave some of the questions in the store, for the start-up check of `pic serve`."""
-    from pictool.fidelity.sample import SamplePrompt, keep_sample
-
-    keep_sample(store.root, (
-        SamplePrompt(
-            case.documents, case.query, case.head if options.head is None else options.head,
-            case.query_template if options.query_template is None else options.query_template,
-            case.separator if options.separator is None else options.separator,
-        )
-        for case in questions.listed
-    ))  # fmt: skip
 
 
 def target_of(options: TuneOptions) -> TuningTarget:
     """What the user wants; by default of whole answers. Raises UsageError: several targets, or no share."""
     from pictool.tuning.tune import TuningTarget
 
-    measures: tuple[Measure, ...] = ("answer_kl", "kl", "left", "differ", "loss")
+    measures: tuple[Measure, ...] = ("answer_kl", "differ", "loss")
     named = [name for name in measures if getattr(options, f"target_{name}") is not None]
     if len(named) > 1:
         raise UsageError(f"{' and '.join(map(_target_option, named))}: name one of the two")
@@ -192,7 +146,7 @@ def target_of(options: TuneOptions) -> TuningTarget:
     limit = _share(_target_option(measure), value) if isinstance(value, str) else value
     if not limit > 0:
         raise UsageError(f"{_target_option(measure)}: must be above 0; only full and prefix reach 0")
-    return TuningTarget(measure, limit, options.clip)
+    return TuningTarget(measure, limit)
 
 
 def _target_option(measure: str) -> str:
@@ -209,34 +163,7 @@ def _share(name: str, text: str) -> float:
     return share
 
 
-def check_options(options: TuneOptions) -> None:
-    """Refuse what makes no sense, and outputs that cannot be written, before the long run."""
-    from pictool.eval import require_extra
-
-    require_extra()
-    if options.by not in COSTS:
-        raise UsageError(f"--by {options.by}: must be one of {', '.join(COSTS)}")
-    if not options.documents and options.questions is None:
-        raise UsageError("nothing to tune on; name documents, or questions with --questions")
-    if options.plot is not None:
-        check_picture(options.plot, options.documents)
-
-
-def algorithms_of(options: TuneOptions, target: TuningTarget) -> list[Algorithm]:
-    """The policies that are compared. Raises UsageError."""
-    from pictool.eval.algorithms import parse_algorithms
-    from pictool.tuning.tune import DEFAULT_POLICIES, NAIVE
-
-    with of_command_line():
-        algorithms = parse_algorithms(options.algo or DEFAULT_POLICIES)
-    if target.measure == "left" and all(algorithm.label != NAIVE for algorithm in algorithms):
-        raise UsageError("--target-left: compares with naive; name it with --algo too")
-    if any(algorithm.method is not None for algorithm in algorithms):
-        raise UsageError("--algo: only policies can be tuned; mapreduce and maprerank are not policies")
-    return algorithms
-
-
-def check_inputs(options: TuneOptions) -> None:
+def check_inputs(options: TuneOptions, questions: str) -> None:
     """Read documents, and the beginning of the questions, before a model is loaded for them. Raises InputError."""
     from pictool.compiler.chunking import read_text
     from pictool.eval.datasets import datasets
@@ -247,37 +174,21 @@ def check_inputs(options: TuneOptions) -> None:
         require_codec(options.codec or "none")
     for name in options.documents:
         read_text(Path(name))
-    if options.questions is not None and options.questions not in datasets():
-        first_record(Path(options.questions))
+    if questions not in datasets():
+        first_record(Path(questions))
 
 
 def make_spec_options(options: TuneOptions, settings: Settings) -> SpecOptions:
-    """How questions become prompts: as `pic link` makes them, but for continuations, which have no template."""
+    """How questions become prompts: as `pic link` makes them."""
     from pictool.eval.cases import SpecOptions
 
-    is_given, cuts_here = options.questions is not None, not options.documents
     return SpecOptions(
         head=settings.head,
-        query_template=settings.query_template if is_given else None,
+        query_template=settings.query_template,
         separator=settings.separator,
         codec=options.codec or "none",
-        chunk_tokens=options.chunk_tokens if is_given and cuts_here else None,
+        chunk_tokens=None if options.documents else options.chunk_tokens,
     )
-
-
-def make_questions(model: Model, store: Store, options: TuneOptions) -> Questions:
-    """The user's questions; else what the model writes, or what it is to continue."""
-    from pictool.tuning.questions import continued, questions_of_file, read_corpus, written
-
-    corpus = read_corpus(model, options.documents, options.chunk_tokens, options.per_prompt)
-    if options.questions is not None:
-        return questions_of_file(options.questions, corpus, options.limit, options.seed)
-    texts = corpus.texts
-    if model.tokenizer.chat_template:
-        with answers_bar(f"questions about {count(len(texts), 'document')}, {model.name}") as bar:
-            return written(model, store, texts, options.per_prompt, options.limit, options.seed, bar)
-    note("no --questions, and the model has no chat template: the model continues passages of the documents instead")
-    return continued(model, texts, options.per_prompt, options.limit, options.seed)
 
 
 def without_long(model: Model, questions: Questions, spec_options: SpecOptions) -> Questions:
@@ -297,12 +208,7 @@ def without_long(model: Model, questions: Questions, spec_options: SpecOptions) 
 
 
 def show(tuned: TuningResult, model: Model, options: TuneOptions) -> None:
-    """Print and draw the results so far, in the requested form."""
-    if options.plot is not None:
-        from pictool.tuning.plot import write_frontier
-
-        title = f"{model.name}, {count(tuned.units, 'question')}"
-        note(f"wrote {' and '.join(map(str, write_frontier(tuned, title, Path(options.plot))))}")
+    """Print the results so far, in the requested form."""
     if options.as_json:
         print_json(tuned.report())
     else:
@@ -361,11 +267,10 @@ def finish(tuned: TuningResult, options: TuneOptions) -> None:
     if tuned.outcome is TuneOutcome.ONLY_FULL:
         note("no policy but full meets the target")
     else:
-        cost = "computes the fewest rows" if tuned.by == "rows" else "is the soonest with the first token"
         others = [line.label for line in tuned.lines if line.finding.status == "open"]
         more = f"; not clear yet: {', '.join(others)}" if others else ""
         by_mean = "" if tuned.by_mean == tuned.chosen else f"; by the mean alone it would be {tuned.by_mean}"
-        note(f"{tuned.chosen} {cost} of those that meet the target{by_mean}{more}")
+        note(f"{tuned.chosen} computes the fewest rows of those that meet the target{by_mean}{more}")
     if options.dry_run:
         return
     path = find_file() or Path(FILE)

@@ -31,7 +31,7 @@ def read_text(path: Path) -> str:
     """
     try:
         if path.is_dir():
-            raise InputError(f"{path}: is a directory; name its files ({path}/*.txt), or compile it with --recursive")
+            raise InputError(f"{path}: is a directory; name its files ({path}/*.txt), or compile it first")
         return decode_text(str(path), read_stream(path, MAX_FILE_BYTES))
     except OSError as error:
         if error.errno == errno.EFBIG:

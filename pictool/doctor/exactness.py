@@ -15,22 +15,16 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from pictool.compiler.compile import compile_chunks
-from pictool.core import Chunk, CompileOptions, Layout
+from pictool.core import Chunk
 from pictool.doctor import reference
 from pictool.doctor.verdict import Verdict, VerdictStatus, guarded, within
 from pictool.errors import InputError, ObjectError
 from pictool.linker.link import Linked, link
-from pictool.linker.loader import Loader, PlacedObject
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy, Prompt, Selection
 from pictool.linker.spec import Spec
-from pictool.runtime.memory.image import Image
-from pictool.runtime.rope import tables_at
 from pictool.runtime.support import depends_on_length
-from pictool.runtime.tensors import from_bytes
 from pictool.runtime.transformers_module import transformers_module
-from pictool.store.memory import LayerMemory
-from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 from pictool.world.generate import write_prompt
 
@@ -41,8 +35,6 @@ SECTION = "exactness"
 _LENGTHS = (1, 3, 29, 17, 29, 1024)  # of chunks: the third one is linked twice, the last one as far as there is room
 _HEAD, _TAIL, _ROOM = "You answer questions.\n", "\nQuestion: why?\nAnswer:", 96
 _STEPS = 8  # tokens that are decoded
-_LOADS = 3  # times that all layers are loaded
-_MEMORY_BYTES = 1 << 30
 # The difference (relative, in L2) that each dtype may have at least; and the most that its own noise may raise this to.
 _LIMITS: Mapping[str, float] = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}
 _MAX_LIMIT, _NOISE_FACTOR = 0.1, 4.0
@@ -166,7 +158,8 @@ def dense(linked: Linked) -> reference.Dense:
 
 def check_full(subject: ExactnessSubject, check: str) -> Verdict:
     """Rule 2: `full` is the model's own forward."""
-    return _judge(subject, check, subject.full)
+    apart = subject.apart(dense(subject.full), subject.exact)
+    return _decided(check, apart, subject.limit, "logits, K and V of all layers, and those of transformers, are")
 
 
 def check_layer_0(subject: ExactnessSubject, check: str) -> Verdict:
@@ -235,26 +228,6 @@ def check_damage(subject: ExactnessSubject, check: str) -> Verdict:
     return Verdict(SECTION, check, VerdictStatus.FAILED, "an object with one flipped bit was linked")
 
 
-def check_loader(subject: ExactnessSubject, check: str) -> Verdict:
-    """The pipelined loader puts the same bits into an image as a plain copy, but see `_key_tolerance`."""
-    model, wrong, count = subject.model, [], 0
-    for codec in ("none", "int8"):
-        compiled_chunks = compile_chunks(model, subject.store, subject.chunks, CompileOptions(codec=codec, cut=0))
-        paths = [compiled.path for compiled in compiled_chunks]
-        copied = _copied(model, paths)
-        for memory in (None, LayerMemory(_MEMORY_BYTES)):
-            for _ in range(_LOADS):
-                wrong += [f"layer {layer}, {codec}" for layer in _load_and_compare(model, paths, copied, memory)]
-                count += 1
-    if wrong:
-        text = f"{wrong[0]}: loaded KV differs from a plain copy ({len(wrong)} layers of {count} loads)"
-        return Verdict(SECTION, check, VerdictStatus.FAILED, text, {"layers": len(wrong)})
-    text = f"{count} loads, from files and memory, equal a plain copy bit for bit"
-    if apart := _key_tolerance(model):
-        text += f"; keys, which are rotated as complex numbers, to {apart:g}"
-    return Verdict(SECTION, check, VerdictStatus.OK, text)
-
-
 def check_decode(subject: ExactnessSubject, check: str) -> Verdict:
     """Rule 2: logits of the tokens that follow are those of the model's own steps."""
     image, module = subject.link(make_policy(BASELINE)).image, subject.plain()
@@ -276,14 +249,8 @@ CHECKS: Mapping[str, Check] = {
     "scattered rows attend causally": check_scattered,
     "linking writes to no object": check_again,
     "damage is refused": check_damage,
-    "the loader equals a plain copy": check_loader,
     "decoding is the model's own": check_decode,
 }
-
-
-def _judge(subject: ExactnessSubject, check: str, linked: Linked) -> Verdict:
-    apart = subject.apart(dense(linked), subject.exact)
-    return _decided(check, apart, subject.limit, "logits, K and V of all layers, and those of transformers, are")
 
 
 def _decided(check: str, apart: float, limit: float, what: str) -> Verdict:
@@ -313,66 +280,6 @@ def _make_chunks(model: Model) -> list[Chunk]:
 
 def _contents(store: Store) -> dict[str, bytes]:
     return {key: store.path(key).read_bytes() for key in store.keys()}
-
-
-def _layout(paths: list[Path]) -> tuple[Layout, list[int]]:
-    """Where objects are, one after the other, and a tail of one token."""
-    tokens = []
-    for path in paths:
-        with ObjectFile(path) as file:
-            tokens.append(file.tokens().tolist())
-    layout = Layout.of([], tokens, [0])
-    return layout, [start for start, _ in layout.chunks]
-
-
-def _copied(model: Model, paths: list[Path]) -> list[tuple[Tensor, Tensor]]:
-    """Rotated K and V [kv_heads, n, head_dim] of every layer: read, copied to the device and rotated, step by step."""
-    stack, (layout, starts) = model.stack, _layout(paths)
-    tables = stack.rotary_tables(torch.arange(layout.num_tokens, device=stack.device))
-    layers = []
-    for layer, decoder_layer in enumerate(stack.kv_layers):
-        parts = []
-        for path, start in zip(paths, starts, strict=True):
-            with ObjectFile(path) as file:
-                numbers = [bytearray(part) for part in file.layer(layer)]
-                pairs = zip(numbers, file.meta.shape.part_dims, strict=True)
-            key, value = (from_bytes(memoryview(part), stack.dtype, shape).to(stack.device) for part, shape in pairs)
-            at = tables_at(tables, slice(start, start + key.shape[1]))
-            rotated = stack.rotate_parts((key[None], value[None]), at, decoder_layer)
-            parts.append((rotated[0][0], rotated[1][0]))
-        layers.append((torch.cat([key for key, _ in parts], 1), torch.cat([value for _, value in parts], 1)))
-    return layers
-
-
-def _load_and_compare(
-    model: Model, paths: list[Path], copied: list[tuple[Tensor, Tensor]], memory: LayerMemory | None
-) -> list[int]:
-    """The layers in which an image that the loader filled differs from the copies."""
-    layout, starts = _layout(paths)
-    image = Image(model.stack, layout)
-    placed = [PlacedObject(ObjectFile(path), start) for path, start in zip(paths, starts, strict=True)]
-    with Loader(image, placed, overlaps=True, memory=memory) as loader:
-        for layer in range(model.stack.num_layers):
-            loader.synchronize(layer)
-    end, apart = layout.num_context, _key_tolerance(model)
-    wrong = []
-    for layer, parts in enumerate(copied):
-        loaded = (image.key(layer)[0, :, :end], image.value(layer)[0, :, :end])
-        pairs = list(zip(loaded, parts, strict=True))
-        rotated, other = model.stack.by_rotation(*pairs)  # type: ignore[arg-type]
-        if difference(*rotated) > apart or not torch.equal(*other):
-            wrong.append(layer)
-    return wrong
-
-
-def _key_tolerance(model: Model) -> float:
-    """How much rotated keys may differ by where they are in a tensor.
-
-    torch multiplies complex numbers in vectors, and what is left over of a tensor one by one, where the two products
-    of a part are not fused: their last bit then depends on a number's place in memory. All else is the same bits.
-    """
-    tables = model.stack.rotary_tables(torch.arange(1, device=model.stack.device))
-    return 1e-5 if any(part.is_complex() for part in tables.parts()) else 0.0
 
 
 @torch.no_grad()

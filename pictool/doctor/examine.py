@@ -32,7 +32,7 @@ class Examination:
     """What is examined.
 
     Fields:
-        model, device, dtype: as `load_model` takes them. store: beside which a disk is measured.
+        model, device, dtype: as `load_model` takes them. store: whose disk is looked at.
         engine: that answers; one beside torch is compared with torch.
         policies: whose answers are compared with full recompute.
         judged: the policy that fails if its answers are too far from those.
@@ -66,7 +66,7 @@ def examine(examination: Examination, on_verdict: OnVerdict = lambda _: None) ->
 
 
 def _verdicts(examination: Examination, engine: type[Engine], question: AnswerCheck) -> Iterator[Verdict]:
-    yield from examine_surroundings(Store(examination.store), examination.device, examination.dtype)
+    yield from examine_surroundings(Store(examination.store), examination.device)
     if is_gguf(examination.model):
         from pictool.doctor.gguf import examine_gguf
 

@@ -16,7 +16,6 @@ from pictool.doctor.verdict import Verdict, VerdictStatus, facts_of, guarded, wi
 from pictool.engines import engine_of
 from pictool.engines.llamacpp.model import GgufModel, open_gguf
 from pictool.engines.llamacpp.state import read_rows
-from pictool.linker.grid import LabelledPolicy
 from pictool.linker.link import link
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
@@ -45,7 +44,8 @@ def examine_gguf(name: str, device: str, dtype: str, objects: Path, question: An
     yield from guarded(SECTION, "recomputing everything is full", lambda: check_everything(model, objects))
     yield from guarded(SECTION, "what was appended can be removed", lambda: check_removed(model, objects))
     engine = engine_of(model)(model, Store(objects / "answers"))
-    check = AnswerCheck(_possible(model, question.policies), question.judged)
+    runnable = tuple(labelled for labelled in question.policies if model.links(labelled.policy))
+    check = AnswerCheck(runnable, question.judged)
     yield from guarded("answers of the llamacpp engine", "answers", lambda: examine_answers(engine, check, []))
 
 
@@ -137,11 +137,6 @@ def _open(name: str, device: str, dtype: str, opened: list[GgufModel]) -> Verdic
     )
     values = {"architecture": model.facts.architecture, "load_s": seconds, **facts_of(model)}
     return Verdict("model", "model", VerdictStatus.OK, text, values)
-
-
-def _possible(model: GgufModel, policies: Sequence[LabelledPolicy]) -> tuple[LabelledPolicy, ...]:
-    """The policies that llama.cpp can run."""
-    return tuple(labelled for labelled in policies if model.links(labelled.policy))
 
 
 def _link(model: GgufModel, store: Store, policy: object) -> LlamaImage:

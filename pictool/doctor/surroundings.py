@@ -1,47 +1,34 @@
-"""What is installed and found: versions, devices and their rates, memory, disk, store, packages of each feature."""
+"""What is installed and found: versions, devices, memory, disk, store, packages of each feature."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import torch
 from packaging.requirements import Requirement
 
-from pictool.bench.roofline import measure_rates
-from pictool.controller.measuring import drop_page_cache
 from pictool.doctor.verdict import Verdict, VerdictStatus, guarded
 from pictool.engines.vllm.versions import INSTALL, VERSIONS, is_supported
 from pictool.runtime import device as devices
 from pictool.runtime.machine import machine
-from pictool.runtime.products import onednn_gain, onednn_wins
-from pictool.store.scratch import nearest_directory, scratch_directory
+from pictool.store.scratch import nearest_directory
 from pictool.store.store import Store
 
 SECTION = "machine"
-_FILE_BYTES = 128 << 20  # that is written and read to measure a disk
 # Extras of the package that users install, and what each is for; those of tests are left out.
 _FEATURES = {
-    "serve": "pic serve", "tui": "pic tui", "plot": "pictures (--plot)", "eval": "ROUGE and significance in pic eval",
+    "serve": "pic serve", "tui": "pic tui", "eval": "ROUGE and significance in pic eval",
 }  # fmt: skip
 
 
-def examine_surroundings(store: Store, device: str, dtype: str) -> Iterator[Verdict]:
-    """Look at the machine.
-
-    Args:
-        device: whose rates are measured, in `dtype`; both as `load_model` takes them.
-    """
+def examine_surroundings(store: Store, device: str) -> Iterator[Verdict]:
+    """Look at the machine; `device` is as `load_model` takes it."""
     yield from guarded(SECTION, "versions", _versions)
     yield from guarded(SECTION, "processor", _processor)
     yield from guarded(SECTION, "accelerator", lambda: _accelerator(device))
-    yield from guarded(SECTION, "rates", lambda: _rates(device, dtype))
     yield from guarded(SECTION, "store", lambda: _store(store))
     yield from guarded(SECTION, "disk", lambda: _disk(store))
     yield from guarded(SECTION, "packages", _packages)
@@ -83,26 +70,6 @@ def _accelerator(device: str) -> Verdict:
     return Verdict(SECTION, "accelerator", VerdictStatus.OK, "; ".join(found), {"devices": found})
 
 
-def _rates(device: str, dtype: str) -> Verdict:
-    device = devices.resolve_device(device)
-    number = "float32" if dtype == "auto" and device == "cpu" else "bfloat16" if dtype == "auto" else dtype
-    rates = measure_rates(device, number)
-    text = (
-        f"{device}: copies {_gb(rates.copy_bytes_s)}/s from host memory, multiplies at "
-        f"{rates.flops_s / 1e12:.3g} TFLOP/s ({number})"
-    )
-    values: dict[str, Any] = {
-        "device": device, "dtype": number, "copy_bytes_s": rates.copy_bytes_s, "flops_s": rates.flops_s,
-    }  # fmt: skip
-    if (device, number) == ("cpu", "float32"):
-        gain = onednn_gain()
-        values["products"], values["onednn_gain"] = "oneDNN" if onednn_wins() else "BLAS", gain
-        values["bfloat16_flops_s"] = rates.bfloat16_flops_s
-        compared = "this torch has no oneDNN" if gain is None else f"oneDNN is {gain:.2f} times as fast as the BLAS"
-        text += f", by {values['products']} ({compared}); in bfloat16 {values['bfloat16_flops_s'] / 1e12:.3g}"
-    return Verdict(SECTION, "rates", VerdictStatus.OK, text, values)
-
-
 def _store(store: Store) -> Verdict:
     if not store.root.exists():
         return Verdict(SECTION, "store", VerdictStatus.NOTE, f"{store.root}: does not exist yet")
@@ -112,39 +79,12 @@ def _store(store: Store) -> Verdict:
 
 
 def _disk(store: Store) -> Verdict:
-    """Write and read a file beside the store."""
     directory = nearest_directory(store.root)
     free = shutil.disk_usage(directory).free
     if not os.access(directory, os.W_OK):
-        return Verdict(
-            SECTION, "disk", VerdictStatus.FAILED, f"{directory}: cannot be written; name another with --store"
-        )
-    if free < 2 * _FILE_BYTES:
-        text = f"{directory}: {_gb(free)} free, too few to measure; name another disk with --store"
+        text = f"{directory}: cannot be written; name another with --store"
         return Verdict(SECTION, "disk", VerdictStatus.FAILED, text)
-    with scratch_directory(directory) as inside:
-        rates = {name: _FILE_BYTES / took for name, took in _disk_seconds(inside / "measured").items()}
-    listed = ", ".join(f"{name} {_gb(rate)}/s" for name, rate in rates.items())
-    text = f"{directory}: {_gb(free)} free; {listed}"
-    values = {f"{name.replace(' ', '_')}_bytes_s": rate for name, rate in rates.items()}
-    return Verdict(SECTION, "disk", VerdictStatus.OK, text, {"free_bytes": free, **values})
-
-
-def _disk_seconds(path: Path) -> dict[str, float]:
-    """Seconds to write a file, to read it from its device, as far as the system forgets it, and to read it again."""
-    data, times = memoryview(bytearray(os.urandom(1 << 20) * (_FILE_BYTES >> 20))), [time.perf_counter()]
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    times.append(time.perf_counter())
-    drop_page_cache([path])
-    for _ in range(2):
-        with path.open("rb", buffering=0) as file:
-            while file.readinto(data):
-                pass
-        times.append(time.perf_counter())
-    return dict(zip(("write", "read", "read again"), (end - start for start, end in pairwise(times)), strict=True))
+    return Verdict(SECTION, "disk", VerdictStatus.OK, f"{directory}: {_gb(free)} free", {"free_bytes": free})
 
 
 def _packages() -> Iterator[Verdict]:

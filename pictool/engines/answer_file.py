@@ -1,4 +1,4 @@
-"""A file of answers, a JSON line each, that a run which was stopped continues: `pic link --batch`, `pic query --bulk`.
+"""A file of answers, a JSON line each, that a run which was stopped continues: `pic link --batch` and bulks.
 
 A record says by a digest what was asked (`query`), and by another one what its answer follows from (`made_of`): the
 contents of all files that were read, the model as it computes, the options, the engine, the release. An answer that

@@ -108,11 +108,11 @@ class Answer:
 
     def _repr_html_(self) -> str:
         """For notebooks: the text with its computed tokens coloured, of an engine that shows them."""
-        from pictool.trace.html import answer_html, list_html
+        from pictool.trace.html import answer_html, list_html, trace_html
 
         compare = "" if self.compare is None else self.compare._repr_html_()
         if self.link.linked is not None:
-            return self.trace()._repr_html_() + compare
+            return trace_html(self.trace()) + compare
         documents = list_html("documents", (source for source, _ in self.link.objects))
         return answer_html(self.text, repr(self)) + documents + compare
 

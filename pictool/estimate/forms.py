@@ -322,7 +322,7 @@ class Forms:
             raise FormError("has a prompt that does not end")
         at = text.rfind(_IDS_FIELD, prompt.end())
         ids = None if at < 0 else _IDS.match(text, at + len(_IDS_FIELD))
-        content: Any = _unescaped(prompt[1] or prompt[2] or "")
+        content: Any = _ESCAPE.sub(lambda found: _character(*found.groups()), prompt[1] or prompt[2] or "")
         if ids is not None and ids[0] != "[]":
             content = token_ids(json.loads(ids[0]))
         if not len(content):
@@ -398,11 +398,6 @@ def _texts(prompts: Sequence[LoggedPrompt]) -> bytes:
         digest.update(f"{segment.kind} {len(data)} ".encode())
         digest.update(data)
     return digest.digest()
-
-
-def _unescaped(text: str) -> str:
-    """A text whose `repr` is known, without the quotes. Raises ValueError: it has characters that are none."""
-    return _ESCAPE.sub(lambda found: _character(*found.groups()), text) if "\\" in text else text
 
 
 def _character(byte: str | None, short: str | None, long: str | None, letter: str | None) -> str:

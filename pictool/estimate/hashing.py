@@ -69,7 +69,7 @@ class Rolling:
     """
 
     def __init__(self, units: Units, seed: int = 0) -> None:
-        self.units, self._polynomials = units, dict[int, Hashes]()
+        self.units = units
         self._sums = np.zeros(len(units) + 1, dtype=np.uint64)
         for at in range(0, len(units), _RUN):
             values = unit_values(units[at : at + _RUN], seed)
@@ -77,41 +77,15 @@ class Rolling:
             values[:1] += self._sums[at : at + 1]
             np.cumsum(values, out=self._sums[at + 1 : at + 1 + len(values)])
 
-    def windows(self, starts: Indices, length: int) -> Hashes:
-        """The hashes of the windows of so many units at some starts; the same content has the same hash."""
-        found = self._sums[starts + length] - self._sums[starts]
-        over_powers(found, starts)
-        return mixed(found)
-
-    def polynomials(self, places: Indices, length: int) -> Hashes:
-        """Those of windows before they are finished: only their high bits depend on all units.
-
-        One that begins too late has the hash of the last.
-        """
-        count = max(0, len(self._sums) - length)
-        if count <= _RUN:
-            return self._of_run(0, length).take(places, mode="clip")
-        places = np.minimum(places, count - 1)
-        found = self._sums[places + length] - self._sums[places]
-        over_powers(found, places)
-        return found
-
     def places_below(self, limit: int, length: int) -> Indices:
-        """Where windows begin whose polynomials are below a limit."""
-        runs = range(0, len(self._sums) - length, _RUN)
-        found = [at + np.flatnonzero(self._of_run(at, length) < np.uint64(limit)) for at in runs]
+        """Where windows of so many units begin whose hashes, of which only the high bits count, are below a limit."""
+        found = list[Indices]()
+        for at in range(0, len(self._sums) - length, _RUN):
+            ends = self._sums[at + length : at + length + _RUN]
+            hashes = ends - self._sums[at : at + len(ends)]
+            times_powers(hashes, at, is_inverse=True)
+            found.append(at + np.flatnonzero(hashes < np.uint64(limit)))
         return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
-
-    def _of_run(self, start: int, length: int) -> Hashes:
-        """The polynomials of the windows that begin in a run."""
-        if length in self._polynomials:
-            return self._polynomials[length]
-        ends = self._sums[start + length : start + length + _RUN]
-        found: Hashes = ends - self._sums[start : start + len(ends)]
-        times_powers(found, start, is_inverse=True)
-        if len(self._sums) - length <= _RUN:  # the only run, which is asked for again
-            self._polynomials[length] = found
-        return found
 
     def ranges(self, starts: Indices, ends: Indices) -> Hashes:
         """The hashes of the substrings [start, end), with their lengths."""
@@ -196,11 +170,6 @@ class HashIndex:
         self._hashes = np.zeros(_LEAST // 2, dtype=np.uint64)
         self._slots = np.full(_LEAST, -1, dtype=np.int32)
         self._bits = _LEAST.bit_length() - 1
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that the table takes."""
-        return self._hashes.nbytes + self._slots.nbytes
 
     def hashes(self, numbers: Indices) -> Hashes:
         """The hashes of numbers."""

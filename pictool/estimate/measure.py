@@ -1,9 +1,8 @@
-"""The pass over a log: of each prompt, what a prefix cache has, what can be linked, and what is repeated at all.
+"""The pass over a log: of each prompt, what a prefix cache has, and what can be linked beside it.
 
 - *Prefix*: whole blocks of 16 tokens at the beginning of a prompt that an earlier prompt begins with as well.
 - *Linkable*: messages, documents between separators, and blocks cut by content, of `min_tokens` or more, that are in an
   earlier prompt at any place.
-- *At most*: tokens in any repeat of `min_tokens` or more (`repeats.py`).
 
 Prompts of other tenants are never earlier ones.
 """
@@ -35,7 +34,6 @@ from pictool.estimate.hashing import (
     spread,
 )
 from pictool.estimate.lru import LruCaches
-from pictool.estimate.repeats import ExactRepeats, RepeatIndex, SampledRepeats, ScannedPrompts
 from pictool.estimate.segments import (
     BLOCK_TOKENS,
     BYTES_PER_TOKEN,
@@ -95,20 +93,18 @@ class Measure:
         self._is_bytes = tokenize is None and not are_ids
         self.scale = TokenScale(BYTES_PER_TOKEN if self._is_bytes else 1)
         self.documents = dict[int, Repeated]()
-        self.series = array("d")  # of each prompt: time or nan, tokens, prefix, linked, most
+        self.series = array("d")  # of each prompt: time or nan, tokens, prefix, linked
         self.totals = Totals()
         self.totals.prefix_at, self.totals.linked_at = np.zeros(len(CAPACITIES)), np.zeros(len(CAPACITIES))
         self._tokenize, self._memory, self._shows_text = tokenize, memory, shows_text
-        window = self.scale.window
-        self._repeats: RepeatIndex = ExactRepeats(window) if memory is None else SampledRepeats(window, memory // 4)
         self._waiting, self._size, self._is_hashed = list[LoggedPrompt](), 0, False
         self._start()
 
     def _start(self) -> None:
-        """Remember nothing but repeats."""
+        """Remember nothing."""
         self._texts = dict[bytes, _Text | int]()  # or the prompt that had it first
         self._text_bytes = 0
-        self._blocks, self._pairs, self._chain = HashIndex(), HashIndex(), ChainIndex()
+        self._blocks, self._chain = HashIndex(), ChainIndex()
         self._first = np.zeros(0, dtype=np.int32)
         units = np.asarray(CAPACITIES, dtype=np.int64) * self.scale.per_token
         self._prefixes, self._objects = LruCaches(units.tolist()), LruCaches(units.tolist())
@@ -117,16 +113,6 @@ class Measure:
     @property
     def num_prompts(self) -> int:
         return self.totals.tokens.prompts + len(self._waiting)
-
-    @property
-    def most_is_known(self) -> bool:
-        """Whether the log tells what is repeated at most."""
-        return self.totals.hashed == 0
-
-    @property
-    def sample_rate(self) -> int:
-        """One in so many windows was kept to find repeats; 1: all."""
-        return self._repeats.rate if isinstance(self._repeats, SampledRepeats) else 1
 
     def counting(self, tokenizer: str | None) -> str:
         """What a token is here."""
@@ -137,7 +123,6 @@ class Measure:
     def finish(self) -> Totals:
         """What was found up to now."""
         self._measure()
-        self.totals.most_error = self._repeats.error() / self.scale.per_token
         self.totals.distinct = self.totals.forgotten + self._held
         return self.totals
 
@@ -159,11 +144,8 @@ class Measure:
         if not prompts:
             return
         found = self._number_hashed(prompts) if self._is_hashed else self._number_texts(prompts)
-        self.totals.hashed += len(prompts) * self._is_hashed
         self._reuse_prefix(found)
         self._link(found)
-        if found.text is not None:
-            self._find_repeats(found, found.text)
         self._count(found)
         if self._memory is not None and self._num_bytes() > self._memory - self._memory // 2:
             self.totals.forgotten += self._held
@@ -171,7 +153,7 @@ class Measure:
 
     def _num_bytes(self) -> int:
         """About what texts, tables and caches take."""
-        tables = 24 * (self._blocks.count + self._pairs.count) + 8 * self._chain.count + 350 * self._chain.num_runs
+        tables = 24 * self._blocks.count + 8 * self._chain.count + 350 * self._chain.num_runs
         return tables + 20 * (self._blocks.count + self._chain.count) + self._text_bytes
 
     def _number_hashed(self, prompts: Sequence[LoggedPrompt]) -> LogBatch:
@@ -192,8 +174,7 @@ class Measure:
         sizes = np.bincount(part_of, lengths, len(listed)).astype(np.int64)
         kinds = np.asarray([KINDS.index(kind) for _, kind, _ in listed], dtype=np.int64)
         blocks = self._number(hashes, lengths, part_of, parts, sizes, kinds, prompt_of + self.num_prompts)
-        is_old = np.zeros(len(hashes), dtype=np.bool_)
-        return LogBatch(prompts, self.num_prompts, blocks, prompt_of[part_of], part_of, is_old, seeds, None)
+        return LogBatch(prompts, self.num_prompts, blocks, prompt_of[part_of], part_of, seeds, None)
 
     def _number_texts(self, prompts: Sequence[LoggedPrompt]) -> LogBatch:
         """Prompts of texts, or token ids, which are cut into blocks."""
@@ -214,10 +195,7 @@ class Measure:
         blocks = np.concatenate([np.zeros((5, 0), dtype=np.int64), *(text.blocks for text in kept)], axis=1)
         text_of = np.repeat(np.arange(len(kept)), counts)
         numbers = np.asarray(prompt_of, dtype=np.int64)
-        is_old = np.asarray([text.first for text in kept], dtype=np.int64) < numbers + self.num_prompts
-        return LogBatch(
-            prompts, self.num_prompts, blocks, numbers[text_of], text_of, is_old[text_of], seeds, rolling
-        )  # fmt: skip
+        return LogBatch(prompts, self.num_prompts, blocks, numbers[text_of], text_of, seeds, rolling)
 
     def _text(
         self, segment: Segment, place: tuple[int, int], seed: int, new: dict[bytes, _NewText]
@@ -336,10 +314,10 @@ class Measure:
         """What can be linked beyond the prefix."""
         least, prompts, lengths = self.scale.window, found.prompts, found.lengths
         times = prompts + found.first
-        found.is_whole = (self._first[found.numbers] < times) & (lengths >= least)
+        is_whole = (self._first[found.numbers] < times) & (lengths >= least)
         is_part = (self._first[found.parts] < times) & (found.part_sizes >= least)
         found.beyond = found.after_prefix()
-        found.is_linked = (found.is_whole | is_part) & (found.beyond > 0)
+        found.is_linked = (is_whole | is_part) & (found.beyond > 0)
         unique, first, inverse = np.unique(prompts << 32 | found.numbers, return_index=True, return_inverse=True)
         order = np.argsort(first)
         gained = np.bincount(inverse, found.beyond * found.is_linked, len(unique))[order]
@@ -385,20 +363,12 @@ class Measure:
         end = min(start + 4 * _SHOWN, int(found.ends[found.prompts[block]]))
         return bytes(found.text.units[start:end]).decode(errors="replace")[:_SHOWN]
 
-    def _find_repeats(self, found: LogBatch, text: Rolling) -> None:
-        """What is repeated at most: known blocks, and repeats within the others."""
-        lows, highs = found.regions(self._pairs, self.scale.window)
-        prompts = ScannedPrompts(text, found.ends, found.seeds, lows, highs)
-        places, counts = self._repeats.scan(prompts, np.repeat(~found.is_whole, found.lengths))
-        blocks = np.searchsorted(found.block_ends, places, side="right")
-        found.most = np.where(found.is_whole, found.lengths, np.bincount(blocks, counts, len(found.lengths)))
-
     def _count(self, found: LogBatch) -> None:
         """Add prompts to all sums."""
         scale, totals = self.scale.per_token, self.totals
         before = found.lengths - found.after_prefix()
-        columns = (found.lengths, before, found.beyond * found.is_linked, found.most)
-        rows = np.stack([found.sizes, found.prefix, *map(found.sum, columns[2:])]) / scale  # [4, prompts]
+        columns = (found.lengths, before, found.beyond * found.is_linked)
+        rows = np.stack([found.sizes, found.prefix, found.sum(columns[2])]) / scale  # [3, prompts]
         for prompt, row in zip(found.logged, rows.T.tolist(), strict=True):
             totals.tokens.add(1, *row)
             totals.tenants[prompt.tenant].add(1, *row)

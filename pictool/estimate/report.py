@@ -71,20 +71,13 @@ class Report:
     def verdict(self) -> str:
         """The answer in one line."""
         tokens = self.totals.tokens
-        prefix, linked, most = (share(part, tokens.total) for part in (tokens.prefix, tokens.linked, tokens.most))
+        prefix, linked = (share(part, tokens.total) for part in (tokens.prefix, tokens.linked))
         if tokens.prompts < 2 or not tokens.total:
             return "too few requests to say: name a log of some hours"
         if linked < WORTH:
-            more = (
-                f"; {most:.0%} are repeated, but in pieces"
-                if self.measure.most_is_known and most > prefix + linked + 0.2
-                else ""
-            )
             if prefix < WORTH:
-                return f"prefix caching reuses {prefix:.1%}, linking would add {linked:.1%}: neither is worth it{more}"
-            return (
-                f"prefix caching alone already reuses {prefix:.0%}; linking would add {linked:.1%}: not worth it{more}"
-            )
+                return f"prefix caching reuses {prefix:.1%}, linking would add {linked:.1%}: neither is worth it"
+            return f"prefix caching alone already reuses {prefix:.0%}; linking would add {linked:.1%}: not worth it"
         held, computed = self.working_set, self.prefill
         saves = 1 - share(computed["legolink-16"], computed["prefix"])
         size = "" if held is None else f"; {show_bytes(held * self.kv_bytes)} hold {HOLDS:.0%} of it"
@@ -100,12 +93,9 @@ class Report:
                 "tokens": self.counting, "min_tokens": MIN_TOKENS, "block_tokens": BLOCK_TOKENS,
                 "model": self.model, "kv_bytes_per_token": self.kv_bytes,
             },
-            "tokens": self._tokens(totals.tokens) | {
-                "at_most_error": totals.most_error if self.measure.most_is_known else None,
-                "sampled_1_in": self.measure.sample_rate, "missed_at_most": totals.forgotten,
-            },
-            "kinds": {name: self._tokens(tokens) for name, tokens in totals.kinds.items()},
-            "tenants": {name: self._tokens(tokens) for name, tokens in totals.tenants.items()},
+            "tokens": _tokens(totals.tokens) | {"missed_at_most": totals.forgotten},
+            "kinds": {name: _tokens(tokens) for name, tokens in totals.kinds.items()},
+            "tenants": {name: _tokens(tokens) for name, tokens in totals.tenants.items()},
             "capacities": [
                 {"tokens": capacity, "bytes": capacity * self.kv_bytes, "prefix": prefix, "linked": linked}
                 for capacity, prefix, linked in self.curve()
@@ -122,15 +112,15 @@ class Report:
         """(capacity in tokens, tokens that an LRU cache of prefixes reuses, and one of documents), the least first."""
         return list(zip(CAPACITIES, self.totals.prefix_at.tolist(), self.totals.linked_at.tolist(), strict=True))
 
-    def _tokens(self, tokens: Tokens) -> dict[str, float | None]:
-        return {
-            "requests": tokens.prompts,
-            "total": tokens.total,
-            "prefix": tokens.prefix,
-            "linked": tokens.linked,
-            "at_most": tokens.most if self.measure.most_is_known else None,
-            "new": tokens.new,
-        }
+
+def _tokens(tokens: Tokens) -> dict[str, float]:
+    return {
+        "requests": tokens.prompts,
+        "total": tokens.total,
+        "prefix": tokens.prefix,
+        "linked": tokens.linked,
+        "new": tokens.new,
+    }
 
 
 def show_bytes(size: float) -> str:

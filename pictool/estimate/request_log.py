@@ -30,7 +30,6 @@ _KEY_BYTES, _HASH_BYTES = 32, 8
 _MAX_WAITING = 1000  # requests that wait to be written; more are not logged
 _BEGIN = b'{"pic_request":'  # of every line
 _MAX_KEYS = 16 << 20  # bytes of their file
-LEAST_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,6 @@ class RequestLog:
     """
 
     def __init__(self, path: Path, max_bytes: int, warn: Callable[[str], None]) -> None:
-        if max_bytes < LEAST_BYTES:
-            raise InputError(f"--request-log-size: must be {LEAST_BYTES >> 10}KiB or more")
         self._path, self._max_bytes, self._warn = path, max_bytes, warn
         self._keys_path = path.with_name(f"{path.name}.keys")
         self._keys = _read_keys(self._keys_path)

@@ -17,14 +17,12 @@ class Tokens:
     total: float = 0.0
     prefix: float = 0.0
     linked: float = 0.0  # beyond the prefix
-    most: float = 0.0
 
-    def add(self, prompts: int, total: float, prefix: float, linked: float, most: float) -> None:
+    def add(self, prompts: int, total: float, prefix: float, linked: float) -> None:
         self.prompts += prompts
         self.total += total
         self.prefix += prefix
         self.linked += linked
-        self.most += most
 
     @property
     def new(self) -> float:
@@ -51,7 +49,6 @@ class Totals:
         again: of linked documents, tokens that legolink-16 computes again.
         prefix_at, linked_at: reused by LRU caches of the capacities, in their order.
         distinct: of different blocks, what a store of all of them holds.
-        hashed: prompts of which the log has hashes only.
         forgotten: by how much prefix and linkable may be too low, because memory was used up.
     """
 
@@ -62,6 +59,4 @@ class Totals:
     prefix_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     linked_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     distinct: float = 0.0
-    hashed: int = 0
     forgotten: float = 0.0
-    most_error: float = 0.0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ from pictool.compiler.compile import CODEC
 from pictool.core import Chunk, Sampling
 from pictool.errors import InputError, PicError
 from pictool.eval.datasets.base import Case
-from pictool.fidelity.verify import Canary
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.resolve import Part, separated
 from pictool.linker.spec import Spec
@@ -33,7 +32,6 @@ class SpecOptions:
         chunk_tokens: documents are cut into chunks of at most so many tokens.
         codec: how the KV of documents is kept.
         stop: texts that end an answer, for a model that writes on after it; empty: as the case says.
-        verify: share of the cases that `full` answers too, with which the others are compared; picked by their ids.
     """
 
     chunk_tokens: int | None = None
@@ -43,22 +41,16 @@ class SpecOptions:
     max_new_tokens: int | None = None
     codec: str = CODEC
     stop: tuple[str, ...] = ()
-    verify: float = 1.0
 
     def __post_init__(self) -> None:
         Sampling(stop=self.stop)
         if self.query_template is not None and "{query}" not in self.query_template:
             raise InputError(f"query template {self.query_template!r}: must contain {{query}}")
         require_codec(self.codec)
-        Canary(self.verify)
         for name in ("chunk_tokens", "max_new_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
-
-    def verifies(self, case_id: str) -> bool:
-        """Whether `full` answers this case too."""
-        return Canary(self.verify).picks(case_id)
 
 
 @dataclass(frozen=True)
@@ -100,42 +92,28 @@ class TooLongError(InputError):
     """A case that does not fit the model's positions."""
 
 
-def group_cases(model: Model, cases: Iterable[Case], options: SpecOptions, skip_long: bool = False) -> CaseGroups:
+def group_cases(model: Model, cases: Iterable[Case], options: SpecOptions) -> CaseGroups:
     """Tokenize the cases; consecutive ones with the same documents make a group.
 
-    Args:
-        skip_long: leave out cases that do not fit the model, instead of refusing them.
-
     Raises:
-        InputError: names the case, and what is wrong with it.
+        InputError: names the case, and what is wrong with it, unless it is too long for the model.
     """
     groups: list[CaseGroup] = []
     skipped: list[str] = []
     for _, consecutive in itertools.groupby(cases, key=lambda case: case.documents):
-        group, too_long = _make_group(model, list(consecutive), options)
-        if too_long and not skip_long:
-            raise too_long[0][1]
-        skipped.extend(case.id for case, _ in too_long)
-        if group.cases:
-            groups.append(group)
+        several = list(consecutive)
+        prepared = list[PreparedCase]()
+        chunks: tuple[Chunk, ...] = ()
+        with suppress(TooLongError):
+            chunks = tuple(_chunks(model, several[0], options.chunk_tokens))
+            for case in several:
+                with suppress(TooLongError):
+                    prepared.append(_prepare(model, case, chunks, options))
+        fitting = {case.id for case in prepared}
+        skipped.extend(case.id for case in several if case.id not in fitting)
+        if prepared:
+            groups.append(CaseGroup(chunks, tuple(prepared)))
     return CaseGroups(tuple(groups), tuple(skipped))
-
-
-def _make_group(
-    model: Model, cases: Sequence[Case], options: SpecOptions
-) -> tuple[CaseGroup, list[tuple[Case, TooLongError]]]:
-    too_long: list[tuple[Case, TooLongError]] = []
-    prepared = []
-    try:
-        chunks = tuple(_chunks(model, cases[0], options.chunk_tokens))
-    except TooLongError as error:
-        return CaseGroup((), ()), [(case, error) for case in cases]
-    for case in cases:
-        try:
-            prepared.append(_prepare(model, case, chunks, options))
-        except TooLongError as error:
-            too_long.append((case, error))
-    return CaseGroup(chunks, tuple(prepared)), too_long
 
 
 def _chunks(model: Model, case: Case, chunk_tokens: int | None) -> Iterator[Chunk]:
@@ -145,13 +123,9 @@ def _chunks(model: Model, case: Case, chunk_tokens: int | None) -> Iterator[Chun
             first, *rest = make_chunks(model, text, source, chunk_tokens)
             yield from (replace(first, continues=case.is_one_text), *rest)
         except InputError as error:
-            count = len(model.encode(text))
-            if count <= model.max_positions:
+            if len(model.encode(text)) <= model.max_positions:
                 raise
-            raise TooLongError(
-                f"{source}: {count} tokens, but {model.name} takes {model.max_positions} positions; cut documents with "
-                "--chunk-tokens, or leave such cases out with --skip-long"
-            ) from error
+            raise TooLongError(source) from error
 
 
 def _prepare(model: Model, case: Case, chunks: tuple[Chunk, ...], options: SpecOptions) -> PreparedCase:
@@ -179,16 +153,8 @@ def _prepare(model: Model, case: Case, chunks: tuple[Chunk, ...], options: SpecO
 def _require_room(model: Model, num_tokens: int, new_tokens: int) -> None:
     """The prompt and all but the last token of the answer have positions, under one set of RoPE frequencies."""
     end, switch = num_tokens + new_tokens - 1, rope_switch(model.config)
-    if end > model.max_positions:
-        problem = f"but {model.name} takes {model.max_positions} positions"
-    elif switch is not None and num_tokens <= switch < end:
-        problem = f"which cross {switch}, where the RoPE of {model.name} changes every key"
-    else:
-        return
-    raise TooLongError(
-        f"has {num_tokens} tokens of prompt and up to {new_tokens} of answer, {problem}; leave such cases out with "
-        "--skip-long"
-    )
+    if end > model.max_positions or (switch is not None and num_tokens <= switch < end):
+        raise TooLongError(f"has {num_tokens} tokens of prompt and up to {new_tokens} of answer")
 
 
 @contextmanager

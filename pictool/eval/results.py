@@ -1,4 +1,4 @@
-"""A results file: a header, then one JSON object per line, each the result of a case under an algorithm.
+"""A results file: a header, then one JSON object per line, each the result of a case under a policy.
 
 The header says what the numbers were made of, so that only an equal experiment continues a file. The file is
 append-only: all results of a group of cases are written at once and synced. A run that was killed is continued; a last
@@ -24,12 +24,23 @@ from pictool.engines.answer_file import lock_output, model_identity
 from pictool.errors import InputError, StoreError
 from pictool.eval.cases import SpecOptions
 from pictool.eval.datasets.base import Case, Dataset
-from pictool.eval.methods import Times
 from pictool.reading import parse_json, shown
 from pictool.runtime.machine import installed, machine
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds. load_s, select_s and recompute_s are parts of ttft_s, as in `Timing`; decode_s comes after it."""
+
+    ttft_s: float
+    load_s: float
+    select_s: float
+    recompute_s: float
+    decode_s: float
+
 
 FORMAT, VERSION = "pictool-eval", 2
 MEASURED = ("timing", "peak_bytes")  # fields of a result that differ from run to run; all others do not
@@ -46,7 +57,7 @@ class ResultsHeader:
         model: its name, fingerprints, dtype, device, and `prompts`, a hash of what makes its prompts and ends its
             answers.
         settings: the fields of `SpecOptions`.
-        threads: of each process; they decide the last bits, so who continues the file uses as many.
+        threads: of torch; they decide the last bits, so who continues the file uses as many.
     """
 
     format: str
@@ -76,16 +87,6 @@ class ResultsHeader:
         """Of the identity (hex)."""
         return _sha256([self.identity])
 
-    def describe(self, field: str) -> str:
-        """A field of the identity, for people."""
-        if field == "dataset":
-            params = ", ".join(f"{name}={value}" for name, value in self.dataset["params"].items())
-            return f"{self.dataset['name']} ({params}; content {self.dataset['sha256'][:12]})"
-        if field == "model":
-            name, mark = self.model["name"], _sha256([self.identity["model"]])[:12]
-            return f"{name} ({self.model['dtype']} on {self.model['device']}; {mark})"
-        return json.dumps(self.identity.get(field), ensure_ascii=False)
-
     @property
     def title(self) -> str:
         """What a table or a picture calls the dataset: the name of its file, if it has one."""
@@ -100,15 +101,14 @@ class ResultsHeader:
         """Refuse to continue this header's file with another experiment.
 
         Raises:
-            InputError: names what differs, on both sides.
+            InputError: names what differs.
         """
         here, there = other.identity, self.identity
         different = [name for name in {**here, **there} if here.get(name) != there.get(name)]
         if different:
-            sides = "; ".join(f"{name} {self.describe(name)} there, {other.describe(name)} here" for name in different)
             raise InputError(
-                f"{path}: holds results of another experiment: {sides}. Name another file with -o, or begin it anew "
-                "with --force"
+                f"{path}: holds results of another experiment, which differs in {', '.join(different)}; name another "
+                "file with -o"
             )
 
     @classmethod
@@ -123,7 +123,7 @@ class ResultsHeader:
             raise InputError(f"is of version {version}, but this pictool reads version {VERSION}")
         try:
             header = cls(**values)
-            _ = header.digest, header.describe("dataset"), header.describe("model"), header.title
+            _ = header.digest, header.title
             _ = header.is_of_machine(header)
             _ = range(header.threads)
         except (KeyError, TypeError, AttributeError) as error:
@@ -131,9 +131,7 @@ class ResultsHeader:
         return header
 
 
-def make_header(
-    model: Model, dataset: Dataset, cases: Sequence[Case], options: SpecOptions, threads: int
-) -> ResultsHeader:
+def make_header(model: Model, dataset: Dataset, cases: Sequence[Case], options: SpecOptions) -> ResultsHeader:
     """The header of a new experiment. Loads no weights."""
     import torch
 
@@ -145,14 +143,14 @@ def make_header(
         },
         model={"name": model.name, **model_identity(model)},
         settings=settings_of(options),
-        threads=threads,
+        threads=torch.get_num_threads(),
         machine={name: value for name, value in machine().items() if name != "threads"},
     )  # fmt: skip
 
 
 def settings_of(options: SpecOptions) -> dict[str, Any]:
-    """The options as JSON has them; without stop texts, a share and a separator as before there were any."""
-    said = {"stop": bool(options.stop), "verify": options.verify < 1, "separator": options.separator is not None}
+    """The options as JSON has them; without stop texts and a separator as before there were any."""
+    said = {"stop": bool(options.stop), "separator": options.separator is not None}
     settings = {**asdict(options), "stop": list(options.stop)}
     return {name: value for name, value in settings.items() if said.get(name, True)}
 
@@ -166,13 +164,13 @@ def _sha256(values: Iterable[Any]) -> str:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """The result of a case under an algorithm: one line of a results file. Fields are its JSON's keys, in this order.
+    """The result of a case under a policy: one line of a results file. Fields are its JSON's keys, in this order.
 
     Fields:
         other_model: fingerprint of a second model that the user named.
         metric: the case's own. scores: by every metric.
-        kl, answer_kl: KL(full ‖ this) in nats, of the first token and of all tokens of full's answer; None for methods,
-            whose prompts are others. They, `agreement` and `common_prefix` are None for a case that is not verified.
+        kl, answer_kl: KL(full ‖ this) in nats, of the first token and of all tokens of full's answer. Files of
+            earlier versions have rows without them.
         agreement: share of tokens that are equal to those of `full`, position by position, of the longer answer.
         common_prefix, generated: tokens of the answer. tokens: of the prompt. context: of head and documents.
         rows: mean number of context rows that were computed per layer.
@@ -205,7 +203,7 @@ class CaseResult:
 
     @property
     def row_share(self) -> float:
-        """`rows` as a share of the context; above 1 for methods that call the model several times."""
+        """`rows` as a share of the context."""
         return self.rows / self.context if self.context else 0.0
 
     @property
@@ -272,12 +270,11 @@ class ResultsFile:
 
 @contextmanager
 def open_results(
-    path: Path, header: ResultsHeader, force: bool = False, on_note: Callable[[str], None] = lambda _: None
+    path: Path, header: ResultsHeader, on_note: Callable[[str], None] = lambda _: None
 ) -> Iterator[ResultsFile]:
     """Continue the results file of the experiment that `header` describes, or begin it.
 
     Args:
-        force: begin anew, whatever experiment the file holds.
         on_note: called with what was dropped.
 
     Raises:
@@ -290,9 +287,9 @@ def open_results(
         lock_output(path, file)
         file.seek(0)
         data = file.read()
-        if not _is_results_file(data):
+        if data[: len(_BEGINNING)] != _BEGINNING[: len(data)]:  # a shorter one may be cut off
             raise InputError(f"{path}: is not a results file of pic eval; name another with -o")
-        lines = [] if force else data.split(b"\n")[:-1]  # without what comes after the last line break
+        lines = data.split(b"\n")[:-1]  # without what comes after the last line break
         if not lines:
             file.truncate(0)
             _write(path, file, [header.report()])
@@ -308,18 +305,11 @@ def open_results(
         yield ResultsFile(path, file, held, results)
 
 
-def _is_results_file(data: bytes) -> bool:
-    """Whether it begins like a results file; one that is shorter than that may be cut off."""
-    return data[: len(_BEGINNING)] == _BEGINNING[: len(data)]
-
-
 def _read_header(path: Path, line: bytes) -> ResultsHeader:
     try:
         return ResultsHeader.from_json(_parse(line))
     except InputError as error:
-        raise InputError(
-            f"{path}: line 1: {error}; name another file with -o, or start it anew with --force"
-        ) from error
+        raise InputError(f"{path}: line 1: {error}; name another file with -o") from error
 
 
 def _read_results(path: Path, lines: Sequence[bytes]) -> tuple[dict[tuple[str, str], CaseResult], bool]:

@@ -1,4 +1,4 @@
-"""Answers tasks in one process: model, policies and objects are opened once and shared by all cases."""
+"""Answers cases: model, policies and objects are opened once and shared by all."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pictool.compiler.compile import CODEC, Compiled, compile_chunks, head_codec
 from pictool.compiler.sensitivity import PROBES
 from pictool.core import Chunk, CompileOptions, PromptText
 from pictool.errors import StoreError
-from pictool.eval.algorithms import FULL, Algorithm
 from pictool.eval.cases import CaseGroup, PreparedCase, prefixed_errors
-from pictool.eval.methods import MeasuredAnswer
 from pictool.eval.metrics import METRICS
-from pictool.eval.results import CaseResult
+from pictool.eval.policies import FULL
+from pictool.eval.results import CaseResult, Times
+from pictool.linker.grid import LabelledPolicy
 from pictool.linker.policies import object_kinds
 from pictool.linker.policies.base import Policy
 from pictool.linker.resolve import head_chunk
@@ -34,45 +34,32 @@ if TYPE_CHECKING:
 WARM_UP = "Once upon a time.\n"
 
 
-@dataclass(frozen=True)
-class GroupTask:
-    """A group of cases, and by each case's id the labels of the algorithms that are still to answer it.
-
-    `verified` are the ids of those that are compared with `full`; None: all.
-    """
-
-    group: CaseGroup
-    labels: Mapping[str, tuple[str, ...]]
-    verified: frozenset[str] | None = None
-
-    def is_verified(self, case_id: str) -> bool:
-        return self.verified is None or case_id in self.verified
-
-
 class Runner:
-    """Answers the cases of tasks under algorithms.
+    """Answers cases under policies.
 
     Objects are compiled before anything is timed, one chunk at a time, into a store of their own: no number depends on
     what else is compiled, answered or stored.
     """
 
-    def __init__(self, model: Model, store: Store, algorithms: Sequence[Algorithm], codec: str = CODEC) -> None:
+    def __init__(self, model: Model, store: Store, policies: Sequence[LabelledPolicy], codec: str = CODEC) -> None:
         self._model, self._store, self._codec = model, store, codec
-        self._algorithms = {algorithm.label: algorithm for algorithm in algorithms}
-        self._other_models = {algorithm.label: algorithm.other_model(model) for algorithm in algorithms}
+        self._policies = {labelled.label: labelled.policy for labelled in policies}
+        self._second_models = {label: second_fingerprint(model, policy) for label, policy in self._policies.items()}
         self._warm: set[str] = set()
 
-    def run(self, task: GroupTask) -> list[CaseResult]:
-        """Answer a task.
+    def run(self, group: CaseGroup, labels: Mapping[str, Sequence[str]]) -> list[CaseResult]:
+        """Answer the cases of a group whose ids are there, under the policies of these labels.
 
         Raises:
-            PicError: names the case and the algorithm.
+            PicError: names the case and the policy.
         """
-        labels = {label for labels in task.labels.values() for label in labels}
-        self._warm_up(labels)
-        cases = [case for case in task.group.cases if case.id in task.labels]
-        self._compile(task.group.chunks, {case.frame.head for case in cases}, labels)
-        return [result for case in cases for result in self._results(case, task)]
+        every = {label for some in labels.values() for label in some}
+        cases = [case for case in group.cases if case.id in labels]
+        if not cases:
+            return []
+        self._warm_up(every)
+        self._compile(group.chunks, {case.frame.head for case in cases}, every)
+        return [result for case in cases for result in self._results(case, labels[case.id])]
 
     def _warm_up(self, labels: set[str]) -> None:
         """Answer a small question under every policy, so that no first case is timed with the start-up."""
@@ -82,18 +69,15 @@ class Runner:
         chunks = [make_chunk(self._model, WARM_UP, "warm-up")]
         spec = Spec(WARM_UP, chunks, max_new_tokens=2, codec=self._codec)
         self._compile(chunks, {spec.frame(self._model).head}, cold)
-        for policy in self._policies(cold):
-            self._call(replace(spec, policy=policy))
+        for label, policy in self._policies.items():
+            if label in cold:
+                self._call(replace(spec, policy=policy))
         self._warm |= cold
-
-    def _policies(self, labels: set[str]) -> list[Policy]:
-        """The policies of these labels, in the order of tables. Methods link under `full`, which reuses nothing."""
-        algorithms = (algorithm for label, algorithm in self._algorithms.items() if label in labels)
-        return [algorithm.policy for algorithm in algorithms if algorithm.method is None]
 
     def _compile(self, chunks: Sequence[Chunk], heads: set[PromptText], labels: set[str]) -> None:
         """Compile what the policies reuse and the store lacks, each chunk in a forward of its own."""
-        kinds = object_kinds(self._policies(labels), self._codec, PROBES, self._model.geometry.states is not None)
+        policies = [policy for label, policy in self._policies.items() if label in labels]
+        kinds = object_kinds(policies, self._codec, PROBES, self._model.geometry.states is not None)
         for kind in kinds:
             compile_chunks(self._model, self._store, chunks, kind, alone=True, check=False)  # its link checks it
         if kinds:
@@ -102,26 +86,33 @@ class Runner:
             named = [head for head in encoded if head.tokens]
             compile_chunks(self._model, self._store, named, options, alone=True, check=False)
 
-    def _results(self, case: PreparedCase, task: GroupTask) -> Iterator[CaseResult]:
-        full, full_peak = self._answer(case, FULL) if task.is_verified(case.id) else (None, None)
-        exact = None if full is None else FullAnswer.of(full)
-        for label in task.labels[case.id]:
-            algorithm = self._algorithms[label]
-            has_answer = algorithm.is_full and full is not None
-            answer, peak_bytes = (full, full_peak) if has_answer else self._answer(case, algorithm)
-            assert answer is not None
-            yield make_result(case, algorithm, self._other_models[label], answer, exact, peak_bytes)
+    def _results(self, case: PreparedCase, labels: Sequence[str]) -> Iterator[CaseResult]:
+        full = self._answer(case, FULL.label)
+        exact = FullAnswer.of(full[0])
+        for label in labels:
+            answer, peak_bytes = full if label == FULL.label else self._answer(case, label)
+            named = LabelledPolicy(label, self._policies[label])
+            yield make_result(case, named, self._second_models[label], answer, exact, peak_bytes)
 
-    def _answer(self, case: PreparedCase, algorithm: Algorithm) -> tuple[MeasuredAnswer, int | None]:
+    def _answer(self, case: PreparedCase, label: str) -> tuple[Answer, int | None]:
         """The answer, and how far memory rose."""
-        with prefixed_errors(f"case {case.id}, {algorithm.label}"), PeakMemory(self._model.device) as peak:
-            answer = algorithm.answer(self._model, self._call, case.spec)
+        with prefixed_errors(f"case {case.id}, {label}"), PeakMemory(self._model.device) as peak:
+            answer = self._call(replace(case.spec, policy=self._policies[label]))
         return answer, peak.bytes
 
     def _call(self, spec: Spec) -> Answer:
         from pictool.engines import engine_of
 
         return engine_of(self._model)(self._model, self._store).answer(spec, on_compile=_refuse_compiling)
+
+
+def second_fingerprint(model: Model, policy: Policy) -> str | None:
+    """Fingerprint of the second model that the user names in the policy's field; None if none is named."""
+    if not policy.second_model:
+        return None
+    from pictool.runtime.model import load_model
+
+    return load_model(policy.second_model, model.device, model.dtype).fingerprint
 
 
 @dataclass(frozen=True)
@@ -132,45 +123,43 @@ class FullAnswer:
     logits: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, full: MeasuredAnswer) -> FullAnswer:
+    def of(cls, full: Answer) -> FullAnswer:
         from pictool.runtime.decode import forced_logits
 
-        assert full.image is not None
-        return cls(full.tokens, tuple(forced_logits(full.image, full.tokens)))
+        tokens = full.generated.tokens
+        return cls(tokens, tuple(forced_logits(full.linked.image, tokens)))
 
 
 def make_result(
-    prepared: PreparedCase, algorithm: Algorithm, other_model: str | None, answer: MeasuredAnswer,
-    full: FullAnswer | None, peak_bytes: int | None,
+    prepared: PreparedCase, labelled: LabelledPolicy, other_model: str | None, answer: Answer,
+    full: FullAnswer, peak_bytes: int | None,
 ) -> CaseResult:  # fmt: skip
-    """Score an answer, and compare it with that of `full`, if the case is verified."""
-    case = prepared.case
+    """Score an answer, and compare it with that of `full`."""
+    case, linked, timing = prepared.case, answer.linked, answer.timing
     return CaseResult(
-        id=case.id, label=algorithm.label, kind=case.kind, algo=algorithm.name,
-        params=json.loads(json.dumps(algorithm.params)), other_model=other_model, metric=case.metric,
+        id=case.id, label=labelled.label, kind=case.kind, algo=labelled.policy.name,
+        params=json.loads(json.dumps(labelled.policy.params)), other_model=other_model, metric=case.metric,
         scores={name: float(metric(answer.text, case.answers)) for name, metric in METRICS.items()},
-        answer=answer.text, **_against(answer, full), generated=len(answer.tokens), tokens=prepared.num_tokens,
-        context=prepared.num_context, rows=answer.rows, bytes_read=answer.bytes_read, timing=answer.times,
+        answer=answer.text, **_against(answer, full), generated=len(answer.generated.tokens),
+        tokens=prepared.num_tokens, context=prepared.num_context, rows=linked.recomputed, bytes_read=linked.bytes_read,
+        timing=Times(timing.ttft_s, timing.load_s, timing.select_s, timing.recompute_s, answer.decode_s),
         peak_bytes=peak_bytes,
     )  # fmt: skip
 
 
-def _against(answer: MeasuredAnswer, full: FullAnswer | None) -> dict[str, Any]:
+def _against(answer: Answer, full: FullAnswer) -> dict[str, Any]:
     """The fields of a result that compare it with `full`."""
     from pictool.engines.base import first_token_kl
     from pictool.runtime.decode import forced_logits
 
-    if full is None:
-        return dict.fromkeys(("kl", "answer_kl", "agreement", "common_prefix"))
-    same = [a == b for a, b in zip(answer.tokens, full.tokens, strict=False)]
-    kls = list[float]()
-    if answer.image is not None:
-        pairs = zip(full.logits, forced_logits(answer.image, full.tokens), strict=True)
-        kls = [first_token_kl(exact, linked) for exact, linked in pairs]
+    tokens = answer.generated.tokens
+    same = [a == b for a, b in zip(tokens, full.tokens, strict=False)]
+    pairs = zip(full.logits, forced_logits(answer.linked.image, full.tokens), strict=True)
+    kls = [first_token_kl(exact, linked) for exact, linked in pairs]
     return {
-        "kl": kls[0] if kls else None,
-        "answer_kl": sum(kls) if kls else None,
-        "agreement": sum(same) / max(len(answer.tokens), len(full.tokens)),
+        "kl": kls[0],
+        "answer_kl": sum(kls),
+        "agreement": sum(same) / max(len(tokens), len(full.tokens)),
         "common_prefix": [*same, False].index(False),
     }
 

@@ -1,4 +1,4 @@
-"""From the results of cases to the numbers of a table: a line per algorithm, compared with `full` case by case."""
+"""From the results of cases to the numbers of a table: a line per policy, compared with `full` case by case."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from statistics import fmean, median
 from typing import Any
 
 from pictool.errors import InputError
-from pictool.eval.algorithms import FULL, Algorithm
 from pictool.eval.evaluate import Evaluation
-from pictool.eval.methods import Times
 from pictool.eval.metrics import METRICS
-from pictool.eval.results import CaseResult
+from pictool.eval.policies import FULL
+from pictool.eval.results import CaseResult, Times
 from pictool.eval.statistics import Estimate, clustered_mean
+from pictool.linker.grid import LabelledPolicy
 
 _SIZE = re.compile(r"\b\d+x\d+\b")  # in ids of picbench: number and length of documents
 _ORDER = re.compile(r"(order-\d+x\d+-\d+-\d+)-\d+")  # there: a question over the same documents in another order
@@ -24,7 +24,7 @@ _ORDER = re.compile(r"(order-\d+x\d+-\d+-\d+)-\d+")  # there: a question over th
 
 @dataclass(frozen=True)
 class Line:
-    """An algorithm over all cases. Shares are of 1; times are medians in seconds. Fields are the keys of the JSON.
+    """A policy over all cases. Shares are of 1; times are medians in seconds. Fields are the keys of the JSON.
 
     Fields:
         score: mean by the metric.
@@ -77,7 +77,6 @@ class Summary:
         title: of the dataset.
         metric: the name of the score's metric, or "score" where cases have several.
         units: groups of cases that share their documents.
-        verified: questions that `full` answered too; its own line, and all that compares with it, is of these.
         kinds: questions of each kind; empty if there is one kind only.
         sizes: questions of each number and length of documents ("8x200"), where the ids of cases have it.
         tokens: mean of the prompts.
@@ -89,7 +88,6 @@ class Summary:
     metric: str
     questions: int
     units: int
-    verified: int
     skipped: Sequence[str]
     kinds: Mapping[str, int]
     sizes: Mapping[str, int]
@@ -112,25 +110,20 @@ def summarise(evaluation: Evaluation, metric: str | None = None) -> Summary:
     """
     require_metric(metric)
     group_of = _group_of(evaluation.groups)
-    by_label: dict[str, list[CaseResult]] = {algorithm.label: [] for algorithm in evaluation.algorithms}
+    by_label: dict[str, list[CaseResult]] = {labelled.label: [] for labelled in evaluation.policies}
     for result in evaluation.results:
         by_label[result.label].append(result)
     full = {result.id: result for result in by_label[FULL.label]}
-    if not full:
-        raise InputError(
-            "--verify: none of the questions was picked, so there is nothing to compare; name a larger share"
-        )
-    every = by_label[evaluation.algorithms[-1].label]
+    every = by_label[evaluation.policies[-1].label]
     kinds, sizes = (_several(map(part, every)) for part in (_kind, _size))
     maker = _LineMaker(full, group_of, metric, kinds, sizes)
     metrics = {metric or result.metric for result in every}
     return Summary(
         title=evaluation.header.title, results=str(evaluation.path), header=evaluation.header.report(),
         metric=metrics.pop() if len(metrics) == 1 else "score", questions=len(every), units=len(set(group_of.values())),
-        verified=len(full),
         skipped=evaluation.skipped, kinds=kinds, sizes=sizes,
         tokens=fmean(result.tokens for result in every),
-        lines=[maker.line(algorithm, by_label[algorithm.label]) for algorithm in evaluation.algorithms],
+        lines=[maker.line(labelled, by_label[labelled.label]) for labelled in evaluation.policies],
     )  # fmt: skip
 
 
@@ -164,7 +157,7 @@ def require_metric(metric: str | None) -> None:
 
 
 class _LineMaker:
-    """Makes lines of results; what compares with `full` is of the cases that it answered."""
+    """Makes lines of results."""
 
     def __init__(
         self, full: Mapping[str, CaseResult], group_of: Mapping[str, int], metric: str | None,
@@ -173,33 +166,34 @@ class _LineMaker:
         self._full, self._group_of, self._metric = full, group_of, metric
         self._kinds, self._sizes = list(kinds), list(sizes)
 
-    def line(self, algorithm: Algorithm, results: Sequence[CaseResult]) -> Line:
+    def line(self, labelled: LabelledPolicy, results: Sequence[CaseResult]) -> Line:
         scores, groups = [self._score(result) for result in results], [self._group_of[result.id] for result in results]
-        pairs = [(result, self._full[result.id]) for result in results if result.id in self._full]
-        paired = [self._group_of[result.id] for result, _ in pairs]
+        pairs = [(result, self._full[result.id]) for result in results]
         differences = [self._score(result) - self._score(full) for result, full in pairs]
-        kls = [result.kl for result, _ in pairs if result.kl is not None]
-        whole = [result.answer_kl for result, _ in pairs if result.answer_kl is not None]
+        kls = [result.kl for result in results if result.kl is not None]
+        whole = [result.answer_kl for result in results if result.answer_kl is not None]
+        decode_s = sum(result.timing.decode_s for result in results)
         return Line(
-            label=algorithm.label, algo=algorithm.name, params=results[0].params,
+            label=labelled.label, algo=labelled.policy.name, params=results[0].params,
             score=clustered_mean(scores, groups, SCORES),
-            difference=_difference(algorithm, differences, paired),
+            difference=_difference(labelled, differences, groups),
             lost=fmean(difference < 0 for difference in differences),
             won=fmean(difference > 0 for difference in differences),
-            kl=clustered_mean(kls, paired) if kls else None,
-            answer_kl=clustered_mean(whole, paired) if whole else None,
+            kl=clustered_mean(kls, groups) if kls else None,
+            answer_kl=clustered_mean(whole, groups) if whole else None,
             same_answer=fmean(result.answer == full.answer for result, full in pairs),
-            agreement=fmean(result.agreement or 0.0 for result, _ in pairs),
-            common_prefix=fmean(result.common_prefix or 0 for result, _ in pairs),
+            agreement=fmean(result.agreement or 0.0 for result in results),
+            common_prefix=fmean(result.common_prefix or 0 for result in results),
             rows=fmean(result.rows for result in results), row_share=fmean(result.row_share for result in results),
-            timing=_median_times([result.timing for result in results]),
+            timing=Times(*map(median, zip(*(vars(result.timing).values() for result in results), strict=True))),
             speedup=median(full.timing.ttft_s / result.timing.ttft_s for result, full in pairs),
-            decode_tokens_per_s=_decode_rate(results), peak_bytes=_highest(result.peak_bytes for result in results),
+            decode_tokens_per_s=sum(result.generated for result in results) / decode_s if decode_s else None,
+            peak_bytes=max((result.peak_bytes for result in results if result.peak_bytes is not None), default=None),
             bytes_read=fmean(result.bytes_read for result in results),
             by_kind=self._by(_kind, self._kinds, results), by_size=self._by(_size, self._sizes, results),
             same_by_kind={
                 kind: fmean(result.answer == full.answer for result, full in pairs if result.kind == kind)
-                for kind in dict.fromkeys(result.kind for result, _ in pairs)
+                for kind in dict.fromkeys(result.kind for result in results)
             },
             reordered=_reordered(pairs),
         )  # fmt: skip
@@ -229,21 +223,8 @@ def _reordered(pairs: Sequence[tuple[CaseResult, CaseResult]]) -> float | None:
     return fmean(differ) if differ else None
 
 
-def _difference(algorithm: Algorithm, differences: Sequence[float], groups: Sequence[int]) -> Estimate:
+def _difference(labelled: LabelledPolicy, differences: Sequence[float], groups: Sequence[int]) -> Estimate:
     """The mean difference to `full`; that of `full` itself is 0, and no estimate."""
-    if algorithm.is_full:
+    if labelled == FULL:
         return Estimate(0.0, None, None)
     return clustered_mean(differences, groups, (-1.0, 1.0))
-
-
-def _median_times(several: Sequence[Times]) -> Times:
-    return Times(*(median(column) for column in zip(*(vars(times).values() for times in several), strict=True)))
-
-
-def _decode_rate(results: Sequence[CaseResult]) -> float | None:
-    seconds = sum(result.timing.decode_s for result in results)
-    return sum(result.generated for result in results) / seconds if seconds else None
-
-
-def _highest(values: Iterable[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)

@@ -12,7 +12,6 @@ from pictool.compiler.chunking import make_chunks
 from pictool.core import Chunk
 from pictool.engines.base import Engine, LinkResult, first_token_kl
 from pictool.errors import InputError
-from pictool.fidelity.sample import SamplePrompt
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Spec
@@ -51,20 +50,17 @@ class Divergence:
         return median(full / own for full, own in zip(self.full_ttft_s, self.ttft_s, strict=True))
 
 
-def measure_divergence(
-    engine: Engine, policies: Sequence[Policy], is_timed: bool = False, sample: Sequence[SamplePrompt] = ()
-) -> list[Divergence]:
+def measure_divergence(engine: Engine, policies: Sequence[Policy], is_timed: bool = False) -> list[Divergence]:
     """Link a few short prompts under full recompute and under these policies.
 
     Args:
         is_timed: link each prompt once before, so that TTFT is without compiling and what a first link sets up.
-        sample: the prompts, as of `check_prompts`.
 
     Raises:
         InputError: a model that has no room for two of the documents. PicError: as of `Engine.link`.
     """
     results: list[list[LinkResult]] = []
-    for spec in check_prompts(engine.model, make_policy(BASELINE), engine.model.max_positions, sample):
+    for spec in check_prompts(engine.model, make_policy(BASELINE), engine.model.max_positions):
         specs = [spec, *(replace(spec, policy=policy) for policy in policies)]
         if is_timed:
             for each in specs:
@@ -74,42 +70,30 @@ def measure_divergence(
     return [_divergence(policy, full, own) for policy, own in zip(policies, linked, strict=True)]
 
 
-def check_prompts(model: Model, policy: Policy, positions: int, sample: Sequence[SamplePrompt] = ()) -> list[Spec]:
-    """A few questions over short documents, which have so many positions at most.
-
-    Args:
-        sample: the prompts; without one they are about made-up places.
+def check_prompts(model: Model, policy: Policy, positions: int) -> list[Spec]:
+    """A few questions over short documents about made-up places, which have so many positions at most.
 
     Raises:
         InputError: a model that has no room for two of the documents.
     """
     specs = []
-    for prompt in sample or [_made_up(number) for number in range(_PROMPTS)]:
-        spec = Spec(prompt.query, (), policy, prompt.head, prompt.query_template, separator=prompt.separator)
+    for number in range(_PROMPTS):
+        prompt = write_prompt(random.Random(_SEED + number), _PAGES)
+        spec = Spec(prompt.questions[0].text, (), policy)
         frame, separator = spec.frame(model), len(model.encode(spec.separator_for(model)))
         room = positions - max(_OTHER, len(model.encode(frame.head)) + len(model.encode(frame.tail)) + 1)
-        room -= separator * len(prompt.documents)
-        share = max(1, room // len(prompt.documents)) if sample else None  # a text of the user's may be cut anywhere
-        pages = [make_chunks(model, page, f"page {i}", share)[0] for i, page in enumerate(prompt.documents)]
-        specs.append(replace(spec, documents=_fitting(model, pages, room)))
+        fitting = list[Chunk]()
+        for page, text in enumerate(prompt.pages):
+            (chunk, *_) = make_chunks(model, text, f"page {page}")
+            if len(chunk) + separator <= room:
+                fitting.append(chunk)
+                room -= len(chunk) + separator
+        if len(fitting) < 2:
+            raise InputError(
+                f"{model.name}: has too few positions ({model.max_positions}) to compare linked answers on"
+            )
+        specs.append(replace(spec, documents=fitting))
     return specs
-
-
-def _made_up(number: int) -> SamplePrompt:
-    prompt = write_prompt(random.Random(_SEED + number), _PAGES)
-    return SamplePrompt(tuple(prompt.pages), prompt.questions[0].text)
-
-
-def _fitting(model: Model, pages: Sequence[Chunk], room: int) -> list[Chunk]:
-    """The pages for which there is room, in their order. Raises InputError if those are not even two."""
-    fitting = list[Chunk]()
-    for page in pages:
-        if len(page) <= room:
-            fitting.append(page)
-            room -= len(page)
-    if len(fitting) < 2:
-        raise InputError(f"{model.name}: has too few positions ({model.max_positions}) to compare linked answers on")
-    return fitting
 
 
 def _divergence(policy: Policy, full: Sequence[LinkResult], own: Sequence[LinkResult]) -> Divergence:

@@ -94,15 +94,6 @@ def _expand(spec: str) -> Iterable[Policy]:
         yield make_policy(name, dict(zip(values, chosen, strict=True)))
 
 
-def policy_with_options(name: str, values: Mapping[str, Any]) -> Policy:
-    """As `named_policy`, with fields as options name them: `k` or `ratio` is a policy's knob, whatever it calls it."""
-    policy, named = named_policy(name), dict(values)
-    knob = policy.knob
-    if knob is not None and knob.option in named and knob.option not in policy.params:
-        named[knob.field] = named.pop(knob.option)
-    return make_policy(policy.name, policy.params | named) if named else policy
-
-
 def _parse(spec: str) -> tuple[str, Mapping[str, list[Any]]]:
     """The name of a specification's policy, and the values of its fields."""
     name, *fields = spec.split(":")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.engines import engine_of
 from pictool.errors import InputError
 from pictool.fidelity.divergence import measure_divergence
-from pictool.fidelity.sample import read_sample
 from pictool.linker.grid import label_of
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
@@ -21,21 +19,17 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 
-def check_linking(model: Model, policy: Policy, tuned: Path | None = None) -> float:
+def check_linking(model: Model, policy: Policy) -> float:
     """Link a few short prompts under a policy, and under full recompute; returns the mean KL(full ‖ linked) in nats.
 
     Objects of the check are in a store of its own, which is removed.
-
-    Args:
-        tuned: the store whose prompts of `pic tune` are linked, if it has some; else they are about made-up places.
 
     Raises:
         InputError: the prompts cannot be linked.
     """
     with tempfile.TemporaryDirectory(prefix="pic-check-") as root:
         try:
-            sample = [] if tuned is None else read_sample(tuned)
-            (divergence,) = measure_divergence(engine_of(model)(model, Store(root)), [policy], sample=sample)
+            (divergence,) = measure_divergence(engine_of(model)(model, Store(root)), [policy])
         except InputError as error:
             raise InputError(f"the start-up check cannot run: {error}; turn it off with --check off") from error
     return divergence.mean_kl

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.runtime.support import depends_on_length
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 def start_backend(
     model: Model, store: Store, settings: BackendSettings, limit: float | None, refuses: bool = False,
-    warn: Callable[[str], None] = lambda _: None, tuned: Path | None = None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> TorchBackend:  # fmt: skip
     """Load the model, and check how far the policy's answers are from full recompute.
 
@@ -27,7 +26,6 @@ def start_backend(
         limit: KL(full ‖ linked) in nats above which the server falls back to exact answers; None: nothing is checked.
         refuses: above it, no server is started.
         warn: called with what the operator should know.
-        tuned: the store whose prompts of `pic tune` are linked, if it has some; None: its own.
 
     Raises:
         InputError: the check failed, and `refuses`. PicError: the model cannot be loaded.
@@ -39,7 +37,7 @@ def start_backend(
     if limit is None or not settings.policy.needs.objects:
         return backend
     try:
-        judge(backend, check_linking(model, settings.policy, tuned or store.root), limit, refuses, warn)
+        judge(backend, check_linking(model, settings.policy), limit, refuses, warn)
     except BaseException:
         backend.close()
         raise

@@ -170,9 +170,11 @@ class Signers:
     def trust(self, name: str, key: str) -> Signers:
         """These and one more. Raises InputError: a key or name that is none, or is taken, or was revoked."""
         if not _SIGNER.fullmatch(f"{key} {name}") or len(name) > _MAX_NAME or not name.isprintable():
-            raise InputError(f"trust {name} {key}: must be a name, and a key as ed25519:… (pic store key show)")
+            raise InputError(f"trust {name} {key}: must be a name, and a key as ed25519:… (pic store sign)")
         if key in self.revoked:
-            raise InputError(f"{key}: was revoked as {self.revoked[key]}; sign with a new key (pic store key new)")
+            raise InputError(
+                f"{key}: was revoked as {self.revoked[key]}; sign with a new key (pic store sign --signing-key=FILE)"
+            )
         if name in {other for listed, other in self.trusted.items() if listed != key}:
             raise InputError(f"{name}: is another key's name already; choose another, or revoke that key first")
         return Signers(self.path, {**self.trusted, key: name}, self.revoked)
@@ -236,28 +238,28 @@ class SigningKey:
             if mode.st_uid not in (os.getuid(), 0) or mode.st_mode & 0o077:
                 raise InputError(
                     f"{path}: others may read this private key, or it is theirs; nothing was signed. If it may be "
-                    "known, make a new one (pic store key new) and revoke this; else chmod 600"
+                    "known, remove it, make a new one (pic store sign) and revoke this; else chmod 600"
                 )
             private = load_pem_private_key(read_file(path, 1 << 16), None)
         except FileNotFoundError as error:
-            raise InputError(f"{path}: no such private key; make one with pic store key new") from error
+            raise InputError(f"{path}: no such private key; make one with pic store sign") from error
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror})") from error
         except (ValueError, TypeError) as error:  # TypeError: it has a password
             raise InputError(f"{path}: is no private key without a password; name another") from error
         if not isinstance(private, Ed25519PrivateKey):
-            raise InputError(f"{path}: is no Ed25519 key; make one with pic store key new")
+            raise InputError(f"{path}: is no Ed25519 key; make one with pic store sign")
         return cls(path, private)
 
     @classmethod
-    def new(cls, path: Path, force: bool = False) -> SigningKey:
-        """Make a key. Raises InputError: there is one already, and `force` is not set."""
+    def new(cls, path: Path) -> SigningKey:
+        """Make a key. Raises InputError: there is one already."""
         require_cryptography()
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-        if os.path.lexists(path) and not force:
-            raise InputError(f"{path}: exists already; --force replaces it by a new key, with which you sign again")
+        if os.path.lexists(path):
+            raise InputError(f"{path}: exists already; remove it to make a new key, with which you sign again")
         private = Ed25519PrivateKey.generate()
         pem = private.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

@@ -1,4 +1,4 @@
-"""Attention of the tail and the generated tokens of a linked prompt, per layer and head (EPIC fig. 4 and 7)."""
+"""Attention of the tail and the generated tokens of a linked prompt, per layer and head (EPIC fig. 7)."""
 
 from __future__ import annotations
 
@@ -70,24 +70,9 @@ class AttentionMap:
         Raises:
             InputError: a layer or head that the map does not have.
         """
-        return np.asarray(self._select(self.weights, layer, head).mean((0, 1), dtype=np.float64))
-
-    def minmax(self, layer: int | None = None, head: int | None = None) -> Floats:
-        """Return scores scaled to [0, 1] between the minimum and maximum of a row (EPIC fig. 4).
-
-        Every row of a head is scaled on its own, then the layers and heads that are not given are averaged.
-        float64 [rows, columns]; nan where a row does not attend.
-
-        Raises:
-            InputError: a layer or head that the map does not have.
-        """
-        scores = self._select(self.scores, layer, head).astype(np.float64)
-        is_visible = np.isfinite(scores)
-        low = np.where(is_visible, scores, np.inf).min(-1, keepdims=True)
-        width = np.where(is_visible, scores, -np.inf).max(-1, keepdims=True) - low
-        scaled = np.where(is_visible, scores - low, 0.0) / np.where(width > 0, width, 1.0)
-        count = is_visible.sum((0, 1))
-        return np.asarray(np.divide(scaled.sum((0, 1)), count, out=np.full(count.shape, np.nan), where=count > 0))
+        self.require(layer, head)
+        of_layer = self.weights if layer is None else self.weights[[self.layers.index(layer)]]
+        return np.asarray((of_layer if head is None else of_layer[:, [head]]).mean((0, 1), dtype=np.float64))
 
     def initial_share(self, num_initial: int) -> Floats:
         """Return the share of each row's attention that goes to the initial tokens of the head and of every chunk.
@@ -129,11 +114,6 @@ class AttentionMap:
             raise InputError(f"layer {layer}: the map has the layers {', '.join(map(str, self.layers))}")
         if head is not None and not 0 <= head < num_heads:
             raise InputError(f"head {head}: the model has the heads 0 to {num_heads - 1}")
-
-    def _select(self, values: NDArray[np.float32], layer: int | None, head: int | None) -> NDArray[np.float32]:
-        self.require(layer, head)
-        of_layer = values if layer is None else values[[self.layers.index(layer)]]
-        return of_layer if head is None else of_layer[:, [head]]
 
 
 @dataclass(frozen=True)

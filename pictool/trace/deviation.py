@@ -5,11 +5,9 @@ Of KV and attention per token and layer, and of the probabilities of every gener
 
 from __future__ import annotations
 
-import itertools
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,24 +67,6 @@ class AttentionDeviation:
 
 
 @dataclass(frozen=True)
-class NeighbourCorrelation:
-    """Correlation of the tokens' deviation between neighbouring layers (CacheBlend §4.3, fig. 8).
-
-    Attributes:
-        layers: float64 [layers - 1], Spearman's rank correlation, from -1 to 1, of the tokens' deviation at the layers
-            i and i + 1; nan where it is not defined.
-    """
-
-    layers: NDArray[np.float64]
-
-    @property
-    def mean(self) -> float:
-        """The mean over the pairs of layers that have a correlation; nan if none has."""
-        defined = self.layers[~np.isnan(self.layers)]
-        return float(defined.mean()) if len(defined) else float("nan")
-
-
-@dataclass(frozen=True)
 class GeneratedDeviation:
     """One generated token under the link and under full recompute, with the same tokens before it.
 
@@ -110,13 +90,11 @@ class DeviationFromFull:
 
     Attributes:
         kv, attention: per layer and token.
-        correlation: of the KV deviation of the chunks' tokens between neighbouring layers, from layer 1 on.
         generated: one for each generated token.
     """
 
     kv: KVDeviation
     attention: AttentionDeviation
-    correlation: NeighbourCorrelation
     generated: tuple[GeneratedDeviation, ...]
 
 
@@ -128,12 +106,10 @@ def deviation_from_full(
     Raises:
         InputError: images of different prompts or models.
     """
-    kv = kv_deviation(linked, full)
     pairs = zip(tokens, decoded.logits, decoded_full.logits, strict=True)
     return DeviationFromFull(
-        kv=kv,
+        kv=kv_deviation(linked, full),
         attention=attention_deviation(linked, full),
-        correlation=neighbour_correlation(kv.both[1:], (linked.layout.head[1], linked.layout.num_context)),
         generated=tuple(_generated_deviation(*pair) for pair in pairs),
     )
 
@@ -169,38 +145,6 @@ def attention_deviation(linked: Image, full: Image) -> AttentionDeviation:
         columns.append(difference.norm(dim=1).mean(0).cpu().numpy())
         gained.append(difference.mean((0, 1)).cpu().numpy())
     return AttentionDeviation(np.asarray(norms), np.stack(columns), np.stack(gained))
-
-
-def neighbour_correlation(
-    deviation: NDArray[np.floating[Any]], span: tuple[int, int] | None = None
-) -> NeighbourCorrelation:
-    """Compute the rank correlation of the tokens' deviation [layers, n] between neighbouring layers.
-
-    Layer 0 does not depend on context: its deviation is rounding alone, and so is the first correlation. Leave it out
-    with `deviation[1:]`. A correlation is nan, without a warning, where a layer's deviations are all equal (also: fewer
-    than two tokens) or not numbers.
-
-    Args:
-        span: the tokens [start, end) that count (default: all), as the context's or those after the first chunk.
-
-    Raises:
-        InputError: an array of another shape.
-    """
-    if deviation.ndim != 2:
-        raise InputError(f"deviations have shape {deviation.shape}: must be [layers, tokens]")
-    tokens = deviation[:, slice(*span)] if span else deviation
-    correlations = [_rank_correlation(upper, lower) for upper, lower in itertools.pairwise(tokens)]
-    return NeighbourCorrelation(np.asarray(correlations, dtype=np.float64))
-
-
-def _rank_correlation(a: NDArray[np.floating[Any]], b: NDArray[np.floating[Any]]) -> float:
-    from scipy.stats import ConstantInputWarning, spearmanr
-
-    if len(a) < 2:
-        return float("nan")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConstantInputWarning)
-        return float(spearmanr(a, b).statistic)
 
 
 def _layer_deviation(linked: Image, full: Image, layer: int) -> tuple[NDArray[np.float32], ...]:

@@ -23,20 +23,19 @@ import json
 import math
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.core import Geometry, KVPart, Layout, RowMask, StateShape, Target
+from pictool.core import Geometry, Layout, RowMask, Target
 from pictool.errors import TraceError
 from pictool.linker.policies import policies
 from pictool.linker.policies.base import Knob
 from pictool.reading import parse_json, read_file
 from pictool.store.objects.header import DTYPES
-from pictool.trace.html import trace_html
 
 FORMAT, VERSION = "pictool.trace", "2"
 _AGAIN = "link again with --trace"
@@ -120,9 +119,6 @@ class Trace:
         """The policy with the field that sets its cost, for titles; of a policy that is not installed its name."""
         algo, knob = self.report["algo"], knob_of(self.report)
         return algo if knob is None else f"{algo} {knob.field}={self.report['params'][knob.field]:g}"
-
-    def _repr_html_(self) -> str:
-        return trace_html(self)
 
     @property
     def num_documents(self) -> int:
@@ -299,21 +295,10 @@ def _record(cls: Any, values: Any) -> Any:
     for name, kind in kinds.items():
         value = values.get(name)
         if kind is Geometry:
-            made[name] = _geometry(value)
+            made[name] = Geometry.from_fields(value or {})
         elif name in values and not (_is_number(value) if kind is float else type(value) is kind):
             raise ValueError(f"{cls.__name__}.{name} is no {kind.__name__}")
     return cls(**made)
-
-
-def _geometry(values: Any) -> Geometry:
-    """Of keys and values, or of other parts; of a hybrid with its states. Raises ValueError for anything else."""
-    if not isinstance(values, dict):
-        raise ValueError("no Geometry")
-    rest = {name: value for name, value in values.items() if name not in ("parts", "states")}
-    parts = tuple(_record(KVPart, part) for part in _list(values.get("parts", [])))
-    states = _record(StateShape, values["states"]) if "states" in values else None
-    standard: Geometry = _record(Geometry, rest)
-    return replace(standard, others=parts, states=states)
 
 
 def _list(value: Any) -> list[Any]:

@@ -18,11 +18,6 @@ def short(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 2] + ".."
 
 
-def picture_text(text: str) -> str:
-    """Return a visible text that matplotlib draws as it is: no dollar sign begins a formula."""
-    return visible(text).replace("$", r"\$")
-
-
 def row_labels(trace: Trace, attention: AttentionMap) -> list[str]:
     """Return the text of the token of each row of an attention map."""
     tail = trace.pieces[trace.layout.num_context :]

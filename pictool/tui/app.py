@@ -35,14 +35,11 @@ class ControlFilter(LineFilter):
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         return [
-            segment if visible(segment.text) == segment.text else _without_controls(segment) for segment in segments
-        ]
-
-
-def _without_controls(segment: Segment) -> Segment:
-    """The segment with spaces, as many as cells, in place of what `visible` would escape."""
-    text = "".join(char if visible(char) == char else " " * cell_len(char) for char in segment.text)
-    return Segment(text, segment.style)
+            segment if visible(segment.text) == segment.text
+            else Segment("".join(char if visible(char) == char else " " * cell_len(char) for char in segment.text),
+                         segment.style)
+            for segment in segments
+        ]  # fmt: skip
 
 
 class PicApp(App[None]):
@@ -98,7 +95,7 @@ class PicApp(App[None]):
             else:
                 self.call_from_thread(self._add_traces, [LoadedTrace.read(path) for path in paths])
         except PicError as error:
-            self.call_from_thread(self.tell, str(error))
+            self.call_from_thread(self.show_note, str(error))
 
     def _add_traces(self, traces: Sequence[LoadedTrace]) -> None:
         paths = {trace.path for trace in traces}
@@ -124,17 +121,17 @@ class PicApp(App[None]):
         try:
             self.push_screen(make())
         except PicError as error:
-            self.tell(str(error))
+            self.show_note(str(error))
 
     def acquire_job(self) -> bool:
         """Acquire the model, until `is_job_running` is set back; returns whether it was free."""
         if self.is_job_running:
-            self.tell("the model is at work; cancel that first, or wait")
+            self.show_note("the model is at work; cancel that first, or wait")
             return False
         self.is_job_running = True
         return True
 
-    def tell(self, text: str) -> None:
+    def show_note(self, text: str) -> None:
         self.notify(visible(text), markup=False, timeout=8)
 
     async def action_quit(self) -> None:

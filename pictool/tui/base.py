@@ -97,7 +97,7 @@ class PicScreen(Screen[None]):
             result = call(listen)
         except (Cancelled, PicError) as error:
             self.app.call_from_thread(shown.update, before)
-            self.app.call_from_thread(self.pic.tell, str(error) or "cancelled")
+            self.app.call_from_thread(self.pic.show_note, str(error) or "cancelled")
         else:
             self.app.call_from_thread(on_result, result)
         finally:

@@ -17,7 +17,6 @@ from textual.widgets import Footer, Static, TabbedContent, TabPane
 
 from pictool.escapes import visible
 from pictool.linker.policies import BASELINE
-from pictool.trace.counts import log_softmax
 from pictool.trace.diff import TraceDiff, diff_traces
 from pictool.trace.format import Trace
 from pictool.trace.labels import position_label, short
@@ -78,7 +77,6 @@ class CompareScreen(TextScreen):
         self.diffs = tuple(diff_traces(first.trace, other.trace, (first.name, other.name)) for other in others)
 
     def compose(self) -> ComposeResult:
-        names = [short(loaded.trace.label, 16) for loaded in self.loaded]
         with Container(id="top"):
             with Horizontal(id="choices"):
                 yield Choice("mode")
@@ -96,22 +94,14 @@ class CompareScreen(TextScreen):
                 yield RowTable(*_POLICY_COLUMNS, id="policies")
             with TabPane("map", id="tab-map"):
                 yield HeatMap(self.loaded[0].trace.layout.starts)
-            with TabPane("layers", id="tab-layers"):
-                yield RowTable(">layer", *(f">{name}" for name in names[1:]), id="layers")
-            with TabPane("first token", id="tab-first"):
-                yield RowTable(
-                    "token", *(f">{name}" for name in names), *(f">logit {name}" for name in names[1:]), id="first"
-                )
             with TabPane("answers", id="tab-answers"):
-                yield RowTable("", ">token", *names, id="answers")
+                yield RowTable("", ">token", *(short(loaded.trace.label, 16) for loaded in self.loaded), id="answers")
         yield Static(id="status")
         yield SearchInput(placeholder="search; enter: next, escape: leave")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         self.query_one("#policies", RowTable).show_rows(policy_rows(self.loaded, self.diffs))
-        self.query_one("#layers", RowTable).show_rows(jaccard_rows(self.diffs))
-        self.query_one("#first", RowTable).show_rows(candidate_rows(self.loaded, self.diffs))
         self.query_one("#answers", RowTable).show_rows(answer_rows(self.loaded))
         layers = range(len(self.loaded[0].trace.rows))
         self.query_one("#mode", Choice).choose_from({mode: mode for mode in MODES}, MODES[0])
@@ -158,7 +148,8 @@ class CompareScreen(TextScreen):
         for view, colors, marks in zip(self.views, all_colors, all_marks, strict=True):
             view.set_steps(marks if is_overlap else colors.steps[:num_prompt])
             assert isinstance(view.parent, Vertical)
-            view.parent.border_subtitle = overlap_counts(marks) if is_overlap else ""
+            counts = (f"{int((marks == mark).sum())} {name}" for mark, name in _MARK_NAMES.items())
+            view.parent.border_subtitle = ", ".join(counts) if is_overlap else ""
         values = np.stack([colors.values[:num_prompt] for colors in all_colors])
         self.query_one(HeatMap).show(values, [trace.label for trace in traces], 0.0, all_colors[0].high)
         words = overlap_legend(has_color) if is_overlap else legend(all_colors[0], has_color)
@@ -198,7 +189,7 @@ class CompareScreen(TextScreen):
         if len(ahead):
             self.go_to(int(ahead[0]))
         else:
-            self.pic.tell("no further difference")
+            self.pic.show_note("no further difference")
 
 
 def _title_of(trace: Trace, is_baseline: bool) -> str:
@@ -215,28 +206,6 @@ def policy_rows(traces: Sequence[LoadedTrace], diffs: Sequence[TraceDiff]) -> li
         trace = loaded.trace
         computed = f"{trace.report['tokens']['recomputed']:.1f}"
         rows.append((_title_of(trace, diff is None), computed, *numbers, trace.answer))
-    return rows
-
-
-def jaccard_rows(diffs: Sequence[TraceDiff]) -> list[tuple[str, ...]]:
-    """Return the overlap of each selection with the first one's, layer by layer, then of all layers."""
-    layers = range(len(diffs[0].selection.jaccard))
-    rows = [(str(layer), *(f"{diff.selection.jaccard[layer]:.3f}" for diff in diffs)) for layer in layers]
-    return [*rows, ("all", *(f"{diff.selection.overall:.3f}" for diff in diffs))]
-
-
-def candidate_rows(traces: Sequence[LoadedTrace], diffs: Sequence[TraceDiff]) -> list[tuple[str, ...]]:
-    """List the candidates of any link for the first token, the likeliest first.
-
-    Each with its probability under every link, and the difference of its logit from the first link's.
-    """
-    texts = {candidate.id: candidate.text for diff in diffs for candidate in diff.candidates}
-    probabilities = [np.exp(log_softmax(loaded.trace.logits)) for loaded in traces]
-    first, *others = [loaded.trace.logits.astype(np.float64) for loaded in traces]
-    rows = []
-    for token in sorted(texts, key=lambda token: -max(of_link[token] for of_link in probabilities)):
-        differences = [f"{logits[token] - first[token]:+.2f}" for logits in others]
-        rows.append((short(texts[token], 10), *(f"{of_link[token]:.4f}" for of_link in probabilities), *differences))
     return rows
 
 
@@ -262,11 +231,6 @@ def overlap_marks(traces: Sequence[Trace], layer: int | None) -> list[NDArray[np
     is_context = np.arange(computed.shape[1]) < traces[0].layout.num_context
     marks = np.where(computed, np.where(by_all, BY_ALL, HERE), np.where(by_any, ELSEWHERE, 0))
     return list(np.where(is_context, marks, 0).astype(np.int8))
-
-
-def overlap_counts(marks: NDArray[np.int8]) -> str:
-    """Count the context tokens with each mark."""
-    return ", ".join(f"{int((marks == mark).sum())} {name}" for mark, name in _MARK_NAMES.items())
 
 
 def overlap_legend(has_color: bool) -> Text:

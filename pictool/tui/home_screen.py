@@ -17,7 +17,6 @@ from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Footer, Input, Static
-from textual.worker import get_current_worker
 
 from pictool.errors import PicError
 from pictool.escapes import visible
@@ -25,7 +24,7 @@ from pictool.store.eviction import pinned
 from pictool.store.store import Store, StoredObject
 from pictool.tui.base import PicScreen, SearchInput
 from pictool.tui.listing import SHORT, Listing, counted, short_keys
-from pictool.tui.services import LoadedTrace, is_run_path
+from pictool.tui.services import is_run_path
 from pictool.tui.widgets.table import RowTable
 
 REFRESH_S = 2.0
@@ -63,14 +62,11 @@ class HomeScreen(PicScreen):
         Binding("c", "compare", "compare"),
         Binding("x,delete", "delete", "delete"),
         Binding("p", "pin", "pin"),
-        Binding("v", "verify(False)", "verify"),
-        Binding("d", "diff", "diff"),
         Binding("o", "open_path", "open a trace"),
         Binding("s", "sort", "sort"),
         Binding("f", "fold", "fold"),
-        Binding("V", "verify(True)", "verify all", show=False),
         Binding("q", "app.quit", "quit"),
-        Binding("escape", "cancel", "end verifying; else unmark all", show=False),
+        Binding("escape", "cancel", "unmark all", show=False),
     ]
 
     def __init__(self, store: Store) -> None:
@@ -80,7 +76,6 @@ class HomeScreen(PicScreen):
         self.sort = "key"
         self.marked: set[str] = set()
         self.marked_traces: set[str] = set()
-        self._problems: dict[tuple[str, int], str] = {}  # that verifying found, by key and time of the file
         self._stamp: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
@@ -109,7 +104,7 @@ class HomeScreen(PicScreen):
             if stamp != self._stamp:
                 self.show_later(self._show_listing, Listing.read(store), stamp)
         except (PicError, OSError) as error:
-            self.show_later(self.pic.tell, str(error))
+            self.show_later(self.pic.show_note, str(error))
 
     def _show_listing(self, listing: Listing, stamp: tuple[object, ...]) -> None:
         self.listing, self._stamp = listing, stamp
@@ -122,27 +117,25 @@ class HomeScreen(PicScreen):
         links = Counter(key for one in self.pic.traces for key in {chunk.key for chunk in one.trace.chunks})
         self.listed = self.listing.find(self.query_one(SearchInput).value, self.sort, links)
         rows = [
-            self.listing.cells(stored, self._problem(stored), links[stored.key], stored.key in self.marked)
+            self.listing.cells(stored, links[stored.key], stored.key in self.marked)
             for stored in islice(self.listed, _MOST_ROWS)
         ]
-        self.objects.show_rows(rows, lambda row: "red" if self._problem(self.listed[row]) else "")
+        self.objects.show_rows(rows, lambda row: "red" if self.listed[row].problem else "")
         keys = [stored.key for stored in self.listed[:_MOST_ROWS]]
         if under and under[0] in keys:
             self.objects.move_cursor(row=keys.index(under[0]))
         self.objects.styles.height, self.query_one("#empty").display = "1fr" if rows else 1, not rows
-        self.query_one("#empty", Static).update(self._empty())
-        self._show_title()
-        self._show_preview()
-
-    def _problem(self, stored: StoredObject) -> str:
-        """Why an object cannot be used, as far as that is known; else ""."""
-        return self._problems.get((stored.key, stored.used_ns), "") or stored.problem or ""
-
-    def _empty(self) -> Text:
-        """What to do where no object is listed."""
+        empty = EMPTY.format(store=visible(shlex.quote(str(self._store.root))))
         if self.listing.objects:
-            return Text(f"No key, file or text contains {visible(self.query_one(SearchInput).value)!r}.")
-        return Text(EMPTY.format(store=visible(shlex.quote(str(self._store.root)))))
+            empty = f"No key, file or text contains {visible(self.query_one(SearchInput).value)!r}."
+        self.query_one("#empty", Static).update(Text(empty))
+        total, size = len(self.listing.objects), decimal(sum(stored.num_bytes for stored in self.listed))
+        counts = counted(total, "object") if len(self.listed) == total else f"{len(self.listed)} of {total} objects"
+        shown = f", the first {_MOST_ROWS} shown" if len(self.listed) > _MOST_ROWS else ""
+        marked = f", {len(self.marked)} marked" if self.marked else ""
+        title = f"{counts}, {size}{shown}{marked}; by {self.sort}; store {self._store.root}"
+        self.query_one("#store", Static).update(Text(visible(title)))
+        self._show_preview()
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height >= 2 * _MIN_FOR_PREVIEW, "-tall")
@@ -161,31 +154,20 @@ class HomeScreen(PicScreen):
             if meta is not None:
                 facts += [known.model if known else meta.target.architecture, meta.target.dtype, f"codec {meta.codec}"]
                 facts += ["table of fixups" if meta.fixups else "", "pinned" if key in self.listing.pins else ""]
-            words = self._problem(stored) or " ".join(stored.text.split())
+            words = stored.problem or " ".join(stored.text.split())
             text = Text.assemble((visible("  ".join(filter(None, facts))), "dim"), "\n", visible(words))
         self.query_one("#preview", Static).update(text, layout=False)
 
-    def _show_title(self) -> None:
-        total, size = len(self.listing.objects), decimal(sum(stored.num_bytes for stored in self.listed))
-        counts = counted(total, "object") if len(self.listed) == total else f"{len(self.listed)} of {total} objects"
-        shown = f", the first {_MOST_ROWS} shown" if len(self.listed) > _MOST_ROWS else ""
-        marked = f", {len(self.marked)} marked" if self.marked else ""
-        self._note(f"{counts}, {size}{shown}{marked}; by {self.sort}; store {self._store.root}")
-
-    def _note(self, text: str) -> None:
-        self.query_one("#store", Static).update(Text(visible(text)))
-
     def show_traces(self) -> None:
-        traces = self.pic.traces
-        self.traces.show_rows(map(self._trace_cells, traces))
+        traces, rows = self.pic.traces, []
+        for loaded in traces:
+            trace, tokens = loaded.trace, loaded.trace.report["tokens"]
+            mark = "✓" if loaded.name in self.marked_traces else ""
+            rows.append((mark, trace.label, f"{tokens['recomputed']:.1f}", tokens["prompt"], trace.answer, loaded.name))
+        self.traces.show_rows(rows)
         self.traces.display = bool(traces)
         title = counted(len(traces), "open trace") if traces else "no open trace: o opens one, l links"
         self.query_one("#traces-title", Static).update(title)
-
-    def _trace_cells(self, loaded: LoadedTrace) -> tuple[object, ...]:
-        trace, tokens = loaded.trace, loaded.trace.report["tokens"]
-        mark = "✓" if loaded.name in self.marked_traces else ""
-        return mark, trace.label, f"{tokens['recomputed']:.1f}", tokens["prompt"], trace.answer, loaded.name
 
     def source_of(self, key: str) -> str | None:
         """The document that an object came from, as far as the store or an open trace tells."""
@@ -193,10 +175,6 @@ class HomeScreen(PicScreen):
             return self.listing.sources[key].source
         chunks = (chunk for loaded in self.pic.traces for chunk in loaded.trace.chunks)
         return next((chunk.source for chunk in chunks if chunk.key == key), None)
-
-    def name_of(self, key: str) -> str:
-        """An object's name for people."""
-        return self.listing.name(key, self.source_of(key))
 
     def on_data_table_row_selected(self, event: RowTable.RowSelected) -> None:
         if event.data_table is self.traces:
@@ -256,10 +234,10 @@ class HomeScreen(PicScreen):
 
         keys = [key for key in self._chosen() if key not in self.listing.pins]
         if not keys:
-            self.pic.tell("no object to delete; pinned ones stay")
+            self.pic.show_note("no object to delete; pinned ones stay")
             return
         size = decimal(sum(self.listing.objects[key].num_bytes for key in keys))
-        names = [f"{key[:SHORT]}  {self.name_of(key)}" for key in keys[:_MOST_NAMED]]
+        names = [f"{key[:SHORT]}  {self.listing.name(key, self.source_of(key))}" for key in keys[:_MOST_NAMED]]
         names += [f"and {len(keys) - _MOST_NAMED} more"] * (len(keys) > _MOST_NAMED)
 
         def delete() -> str:
@@ -282,26 +260,6 @@ class HomeScreen(PicScreen):
 
         self._run(change_all)
 
-    def action_verify(self, is_all: bool) -> None:
-        """Read and check all bytes of the chosen objects, or of all that are listed."""
-        from pictool.store.upkeep import find_problem
-
-        chosen = self.listed if is_all else [self.listing.objects[key] for key in self._chosen()]
-
-        def verify() -> str:
-            worker, found = get_current_worker(), dict[tuple[str, int], str]()
-            for stored in chosen:
-                if worker.is_cancelled:
-                    break
-                self.show_later(self._note, f"verifying {len(found) + 1} of {len(chosen)} (escape ends it) …")
-                found[stored.key, stored.used_ns] = str(find_problem(self._store, stored.key) or "")
-            self._problems |= found
-            num_bad = sum(map(bool, found.values()))
-            verdict = f"{num_bad} cannot be used; x deletes what is damaged" if num_bad else "all are whole"
-            return f"verified {len(found)} of {counted(len(chosen), 'object')}: {verdict}"
-
-        self._run(verify)
-
     @work(thread=True, exclusive=True, group="upkeep")
     def _run(self, task: Callable[[], str]) -> None:
         """Run a task in a thread, in place of the one before; it returns what is said then."""
@@ -310,13 +268,12 @@ class HomeScreen(PicScreen):
         except PicError as error:
             said = str(error)
         self._stamp = ()
-        self.show_later(self.pic.tell, said)
+        self.show_later(self.pic.show_note, said)
         self.show_later(self.refresh_store)
 
     def action_cancel(self) -> None:
-        """End what runs, and unmark everything."""
+        """Close the help, and unmark everything."""
         self.action_back()
-        self.workers.cancel_group(self, "upkeep")
         self.marked.clear()
         self.marked_traces.clear()
         self.show_traces()
@@ -325,23 +282,11 @@ class HomeScreen(PicScreen):
     def action_fold(self) -> None:
         self.toggle_class("-folded")
 
-    def action_diff(self) -> None:
-        """Compare the two marked objects, or the marked one with the one under the cursor."""
-        keys = list(dict.fromkeys([*self._chosen(), *(stored.key for stored in self._under_cursor())]))
-        if len(self.marked) == 2:
-            keys = keys[:2]
-        if len(keys) != 2:
-            self.pic.tell("mark two objects (space) to compare them")
-            return
-        from pictool.tui.object_diff_screen import ObjectDiffScreen
-
-        self.pic.try_to_show(lambda: ObjectDiffScreen(self._store, *keys))
-
     def action_compare(self) -> None:
         """Compare the marked traces, or all."""
         traces = [loaded for loaded in self.pic.traces if loaded.name in self.marked_traces] or self.pic.traces
         if len(traces) < 2:
-            self.pic.tell("open two traces of one prompt to compare them (o)")
+            self.pic.show_note("open two traces of one prompt to compare them (o)")
         else:
             self.pic.show_traces(traces)
 

@@ -68,11 +68,13 @@ class Listing:
         source = self.sources[stored.key].source if stored.key in self.sources else ""
         return f"{stored.key} {source} {stored.text} {stored.problem or ''}"
 
-    def cells(self, stored: StoredObject, problem: str, links: int, is_marked: bool) -> tuple[object, ...]:
+    def cells(self, stored: StoredObject, links: int, is_marked: bool) -> tuple[object, ...]:
         """The row of an object: marks, key, tokens, size, hits, last use, dummy tokens, links, source and text."""
         key, meta = stored.key, stored.meta
         source = f"{Path(self.sources[key].source).name}: " if key in self.sources else ""
-        text = f"DAMAGED: {problem.removeprefix(f'{stored.path}: ')}" if problem else " ".join(stored.text.split())
+        text = " ".join(stored.text.split())
+        if stored.problem:
+            text = f"DAMAGED: {stored.problem.removeprefix(f'{stored.path}: ')}"
         return (
             f"{'✓' if is_marked else ' '}{'P' if key in self.pins else ' '}", key[:SHORT],
             "" if meta is None else meta.num_tokens, decimal(stored.num_bytes),

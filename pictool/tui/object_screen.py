@@ -1,26 +1,22 @@
-"""The object screen: header, text, norms of every layer (read and checked), checksums, and attention sinks."""
+"""The object screen: header, text, attention sinks, and the table of fixups."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
-from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 
 from pictool.core import FixupTable, TokenIds
-from pictool.errors import PicError
 from pictool.escapes import visible
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 from pictool.trace.labels import short
-from pictool.trace.object_stats import LayerStats, object_stats
 from pictool.tui.base import SearchInput
 from pictool.tui.listing import counted
 from pictool.tui.text_screen import TextScreen
@@ -50,7 +46,6 @@ class ObjectScreen(TextScreen):
     ObjectScreen #text-note { height: 1; padding: 0 1; }
     ObjectScreen #fixups-note { height: auto; padding: 0 1; }
     ObjectScreen #sinks-note { height: auto; padding: 0 1; }
-    ObjectScreen #problem { height: auto; padding: 0 1; color: $text-error; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("h", "heat", "heat of fixups"),
@@ -66,24 +61,24 @@ class ObjectScreen(TextScreen):
         super().__init__()
         self._store, self.key = store, key
         with store.peek(key) as file:
-            self._facts, self._text, self._checksums = facts_of(file), file.text(), file.checksums
+            self._facts, self._text = facts_of(file), file.text()
             self._fixups, self._how = file.fixups(), file.meta.fixups
             self._tokens = file.tokens()
         self.pieces: tuple[str, ...] | None = None  # of its tokens, once the text is coloured by them
 
     def compose(self) -> ComposeResult:
-        yield Static(facts_table(self._facts), id="facts")
+        table = Table.grid(padding=(0, 1, 0, 0))
+        table.add_column(style="dim", no_wrap=True, min_width=10)
+        table.add_column(overflow="fold")  # a fingerprint is one word
+        for name, value in self._facts.items():
+            table.add_row(name, Text(visible(value)))
+        yield Static(table, id="facts")
         with TabbedContent():
             with TabPane("text", id="tab-text"):
                 yield Static(id="text-note")
                 yield TokensView(TokenText.of_text(self._text, "source text"))
-            with TabPane("layers", id="tab-layers"):
-                yield Static(id="problem")
-                yield RowTable(">layer", "", ">norm", ">first", ">min", ">max", id="layers")
-            with TabPane("checksums", id="tab-checksums"):
-                yield RowTable("part", "BLAKE3", id="checksums")
             with TabPane("attention sinks", id="tab-sinks"):
-                yield Static(id="sinks-note")
+                yield Static(_NO_SINKS, id="sinks-note")
                 offsets = (f">t{offset}" for offset in range(_NUM_OFFSETS))
                 yield RowTable(">layer", ">head", ">first", "", ">dummies", *offsets, id="sinks")
             with TabPane("fixups", id="tab-fixups"):
@@ -93,10 +88,10 @@ class ObjectScreen(TextScreen):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        self.query_one("#checksums", RowTable).show_rows(checksum_rows(self._checksums))
         self._show_fixups()
         self._show_text_note()
-        self._show_sinks()
+        if (sinks := self.pic.attention_sinks.get(self.key)) is not None:
+            self._show_sinks(sinks)
         self.views[0].focus()
 
     def _show_fixups(self) -> None:
@@ -122,7 +117,7 @@ class ObjectScreen(TextScreen):
     def action_heat(self) -> None:
         """Colour the text by the table of fixups, or show it plain again; the model's tokenizer cuts it into tokens."""
         if self._fixups is None:
-            self.pic.tell(_NO_FIXUPS)
+            self.pic.show_note(_NO_FIXUPS)
             return
         self._show_text_tab()
         if self.pieces is not None:
@@ -160,52 +155,19 @@ class ObjectScreen(TextScreen):
         if event.data_table.id == "fixups" and self.pieces is not None:
             self.go_to(int(str(event.data_table.get_row_at(event.cursor_row)[0])))
 
-    def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
-        if event.pane.id == "tab-layers":
-            self._read_layers()
-
-    @work(thread=True)
-    def _read_layers(self) -> None:
-        """Read the layers in a thread: an object may be large."""
-        rows, problem = list[tuple[str, ...]](), ""
-        try:
-            with self._store.peek(self.key) as file:
-                rows = layer_rows(object_stats(file))
-        except PicError as error:
-            problem = visible(str(error))
-        self.show_later(self._show_layers, rows, problem)
-
-    def _show_layers(self, rows: list[tuple[str, ...]], problem: str) -> None:
-        self.query_one("#layers", RowTable).show_rows(rows)
-        self.query_one("#problem", Static).update(Text(problem))
-
     def action_attention_sinks(self) -> None:
         """Show the object's attention sinks; the model measures them once."""
         self.query_one(TabbedContent).active = "tab-sinks"
         if self.key not in self.pic.attention_sinks:
             job, note = self.pic.job, self.query_one("#sinks-note", Static)
-            self.ask_model(lambda listener: job.attention_sinks(self.key, listener), self._set_sinks, note)
+            self.ask_model(lambda listener: job.attention_sinks(self.key, listener), self._show_sinks, note)
 
-    def _set_sinks(self, sinks: AttentionSinks) -> None:
+    def _show_sinks(self, sinks: AttentionSinks) -> None:
         self.pic.attention_sinks[self.key] = sinks
-        self._show_sinks()
-
-    def _show_sinks(self) -> None:
-        """Show the attention sinks if they were measured, else how to do so."""
-        sinks = self.pic.attention_sinks.get(self.key)
-        self.query_one("#sinks-note", Static).update(_NO_SINKS if sinks is None else sinks_line(sinks))
-        if sinks is not None:
-            self.query_one("#sinks", RowTable).show_rows(sink_rows(sinks))
-
-
-def facts_table(facts: Mapping[str, str]) -> Table:
-    """Return a table of names and values; a value is broken where the line ends, since a fingerprint is one word."""
-    table = Table.grid(padding=(0, 1, 0, 0))
-    table.add_column(style="dim", no_wrap=True, min_width=10)
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(name, Text(visible(value)))
-    return table
+        drawn = f"the first {sinks.num_initial} tokens draw {100 * sinks.initial_share.mean():.1f} % of the attention"
+        note = f"{drawn} of the {sinks.num_rows} behind ({100 * sinks.uniform_share:.1f} if all drew alike)"
+        self.query_one("#sinks-note", Static).update(note)
+        self.query_one("#sinks", RowTable).show_rows(sink_rows(sinks))
 
 
 def facts_of(file: ObjectFile) -> dict[str, str]:
@@ -224,21 +186,6 @@ def facts_of(file: ObjectFile) -> dict[str, str]:
     }  # fmt: skip
 
 
-def layer_rows(layers: tuple[LayerStats, ...]) -> list[tuple[str, ...]]:
-    """Return for K and V of every layer the mean norm, the norm of the first token, and the range."""
-    rows: list[tuple[str, ...]] = []
-    for index, layer in enumerate(layers):
-        for name, part in (("K", layer.key), ("V", layer.value)):
-            numbers = (part.mean_norm, part.first_norm, part.min, part.max)
-            rows.append((str(index), name, *(f"{number:.4g}" for number in numbers)))
-    return rows
-
-
-def checksum_rows(checksums: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    layers = [(f"layer {index}", checksum) for index, checksum in enumerate(checksums["layers"])]
-    return [*((name, str(checksum)) for name, checksum in checksums.items() if name != "layers"), *layers]
-
-
 def fixup_colors(table: FixupTable) -> TokenColors:
     """Return the colours of an object's tokens by its table of fixups, float16 [n]."""
     values = table.astype(np.float64)
@@ -255,12 +202,6 @@ def fixup_rows(values: NDArray[np.float64], tokens: TokenIds, pieces: tuple[str,
         )
         for token in np.argsort(-values, kind="stable").tolist()
     ]  # fmt: skip
-
-
-def sinks_line(sinks: AttentionSinks) -> str:
-    """Return the mean share of the initial tokens, and what it would be under uniform attention."""
-    drawn = f"the first {sinks.num_initial} tokens draw {100 * sinks.initial_share.mean():.1f} % of the attention"
-    return f"{drawn} of the {sinks.num_rows} behind ({100 * sinks.uniform_share:.1f} if all drew alike)"
 
 
 def sink_rows(sinks: AttentionSinks) -> list[tuple[str, ...]]:

@@ -67,9 +67,9 @@ class QueryScreen(PicScreen):
     def on_data_table_row_selected(self, event: RowTable.RowSelected) -> None:
         call = self._call(event.cursor_row)
         if call is None:
-            self.pic.tell("this node is no call; n goes to the next one")
+            self.pic.show_note("this node is no call; n goes to the next one")
         elif call.trace is None:
-            self.pic.tell("this call has no trace")
+            self.pic.show_note("this call has no trace")
         else:
             self.pic.open_paths(call.trace)
 

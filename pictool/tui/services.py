@@ -72,8 +72,8 @@ class Job(Protocol):
     def link(self, form: LinkForm, listener: Listener) -> Path | None:
         """Link and answer. Returns the path of the trace, which is of a fresh link; without one prompts are reused."""
 
-    def analyse(self, trace: Trace, name: str, layer: int | None, listener: Listener) -> TraceAnalysis:
-        """Analyse a trace: attention (of one layer, or all) and deviation from full recompute."""
+    def analyse(self, trace: Trace, name: str, listener: Listener) -> TraceAnalysis:
+        """Analyse a trace: attention and deviation from full recompute."""
 
     def attention_sinks(self, key: str, listener: Listener) -> AttentionSinks:
         """Measure the attention that the initial tokens of an object draw when it is compiled alone."""

@@ -50,7 +50,7 @@ class TextScreen(PicScreen):
     def action_match(self, by: int) -> None:
         """Move to the next match; after the last one comes the first."""
         if not len(self._matches):
-            self.pic.tell("nothing found: / searches")
+            self.pic.show_note("nothing found: / searches")
             return
         matches, cursor = self._matches, self.views[0].cursor
         index = np.searchsorted(matches, cursor, side="right") if by > 0 else np.searchsorted(matches, cursor) - 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -30,10 +29,6 @@ if TYPE_CHECKING:
     from pictool.tui.services import LoadedTrace
 
 _PART_COLUMNS = ("part", ">start", ">tokens", ">computed", ">score", "source")
-_LAYER_COLUMNS = (">layer", ">computed", ">%", ">|d(K,V)|", ">|d attention|")
-_TIMES = {
-    "load_s": "load", "select_s": "select", "recompute_s": "recompute", "ttft_s": "first token", "decode_s": "decode",
-}  # fmt: skip
 
 
 class TraceScreen(TextScreen):
@@ -58,8 +53,7 @@ class TraceScreen(TextScreen):
         Binding("H", "step('head',-1)", "head before", show=False),
         Binding("r", "step('row',1)", "row", show=False),
         Binding("R", "step('row',-1)", "row before", show=False),
-        Binding("a", "analyse(False)", "attention"),
-        Binding("A", "analyse(True)", "attention of this layer only", show=False),
+        Binding("a", "analyse", "attention"),
     ]
 
     def __init__(self, loaded: LoadedTrace) -> None:
@@ -82,25 +76,17 @@ class TraceScreen(TextScreen):
                 yield HeatMap(text.starts)
             with TabPane("parts", id="tab-parts"):
                 yield RowTable(*_PART_COLUMNS, id="parts")
-            with TabPane("layers", id="tab-layers"):
-                yield RowTable(*_LAYER_COLUMNS, id="layers")
-            with TabPane("answer", id="tab-answer"):
-                yield RowTable("", "", ">", id="answers")
         yield Static(id="status")
         yield SearchInput(placeholder="search; enter: next, escape: leave")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         self.views[0].focus()
-        self.query_one("#answers", RowTable).show_rows(answer_rows(self.loaded.trace, self.loaded.counts))
         self.set_color_by(self.color_by)
 
     def set_color_by(self, by: ColorBy) -> None:
-        """Colour by these numbers, or, where the attention of this layer was not computed, by that of all."""
+        """Colour by these numbers."""
         attention = None if self.analysis is None else self.analysis.attention
-        if by.mode == "attention" and attention is not None and by.layer not in (None, *attention.layers):
-            self.pic.tell("the attention of this layer was not computed; press A on it in another mode")
-            by = replace(by, layer=None)
         self.color_by = by
         num_layers = 0 if by.mode == "score" else len(self.loaded.trace.rows)
         heads = rows = range(0)
@@ -128,17 +114,12 @@ class TraceScreen(TextScreen):
         known = colors.map[np.isfinite(colors.map)]  # its maximum may exceed that of the row that colours the text
         high = float(known.max()) if len(known) else colors.high
         self.query_one(HeatMap).show(colors.map, colors.labels, colors.low, high, colors.row)
-        self.query_one("#legend", Static).update(self._legend(colors))
+        words = legend(colors, not self.app.no_color)
+        if not colors.steps[: self.loaded.trace.layout.num_context].any():
+            words = Text(f"no context token has a colour ({colors.unit}); a: attention")
+        self.query_one("#legend", Static).update(words)
         self.query_one("#parts", RowTable).show_rows(part_rows(self.loaded.counts, self.color_by.layer))
-        layers = layer_rows(self.loaded.trace, self.loaded.counts, self.analysis)
-        self.query_one("#layers", RowTable).show_rows(layers)
         self.show_token()
-
-    def _legend(self, colors: TokenColors) -> Text:
-        """Say what the colours mean, or that there are none."""
-        if colors.steps[: self.loaded.trace.layout.num_context].any():
-            return legend(colors, not self.app.no_color)
-        return Text(f"no context token has a colour ({colors.unit}); a: attention")
 
     def show_token(self) -> None:
         line = token_line(self.loaded.trace, self.analysis, self.token_colors, self.views[0].cursor)
@@ -159,20 +140,17 @@ class TraceScreen(TextScreen):
         if by != self.color_by:
             self.set_color_by(by)
 
-    def action_analyse(self, is_of_layer: bool) -> None:
-        """Ask the model for the attention of all layers, or of the one that is shown."""
+    def action_analyse(self) -> None:
+        """Ask the model for the attention of all layers."""
         trace, name, job = self.loaded.trace, self.loaded.name, self.pic.job
-        layer = (self.color_by.layer or 0) if is_of_layer else None
         self.ask_model(
-            lambda listener: job.analyse(trace, name, layer, listener), self.set_analysis,
-            self.query_one("#legend", Static),
-        )  # fmt: skip
+            lambda listener: job.analyse(trace, name, listener), self.set_analysis, self.query_one("#legend", Static)
+        )
 
     def set_analysis(self, analysis: TraceAnalysis) -> None:
         """Show the attention that the model computed."""
         self.analysis = analysis
-        is_of_all = analysis.attention is None or len(analysis.attention.layers) > 1
-        self.set_color_by(ColorBy("attention", self.color_by.layer if is_of_all else None))
+        self.set_color_by(ColorBy("attention", self.color_by.layer))
 
 
 def facts(trace: Trace, name: str) -> Text:
@@ -227,24 +205,3 @@ def part_rows(counts: TraceCounts, layer: int | None) -> list[tuple[str, ...]]:
         score = "" if part.score is None else f"{part.score[0]:.3g}"
         rows.append((name, str(part.start), str(part.num_tokens), f"{computed:.1f}", score, part.source))
     return rows
-
-
-def layer_rows(trace: Trace, counts: TraceCounts, analysis: TraceAnalysis | None) -> list[tuple[str, ...]]:
-    """Return the computed context tokens of every layer; with an analysis also its deviation from full recompute."""
-    rows: list[tuple[str, ...]] = []
-    num_context = trace.layout.num_context
-    for layer, count in enumerate(counts.rows_per_layer):
-        distances = ["", ""]
-        if analysis is not None and analysis.deviation is not None:
-            kv = analysis.deviation.kv.both[layer, :num_context]
-            distances = [f"{kv.mean():.3g}" if kv.size else "", f"{analysis.deviation.attention.layers[layer]:.3g}"]
-        share = count / num_context if num_context else 0.0
-        rows.append((str(layer), str(count), f"{100 * share:.1f}", *distances))
-    return rows
-
-
-def answer_rows(trace: Trace, counts: TraceCounts) -> list[tuple[str, ...]]:
-    """Return the likeliest first tokens, then the times."""
-    candidates = [("first token", short(token.text, 24), f"{token.probability:.4f}") for token in counts.candidates]
-    timing = trace.report["timing"]
-    return [*candidates, *(("time", name, f"{1e3 * timing[field]:.1f} ms") for field, name in _TIMES.items())]

@@ -1,47 +1,28 @@
-"""The questions on which policies are measured: the user's, the model's own, or documents that are to be continued."""
+"""The questions on which policies are measured."""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
 import random
-import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pictool.compiler.chunking import make_chunks, read_text
-from pictool.core import Sampling
 from pictool.documents.ranking import TextIndex
-from pictool.engines.answer_file import model_identity
 from pictool.errors import InputError
 from pictool.eval.cases import SpecOptions, group_cases
 from pictool.eval.datasets import datasets, open_dataset
 from pictool.eval.datasets.base import Case, Dataset
 from pictool.eval.datasets.records import Record, first_record, read_records
-from pictool.linker.policies import BASELINE, make_policy
-from pictool.linker.spec import Spec
-from pictool.reading import parse_json, read_file
-from pictool.store.directory import make_within
-from pictool.store.store import Store, atomic_write
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
-DOCUMENTS = 8  # of a prompt, at most
-MAX_WRITTEN = 256  # questions that the model writes, each an answer of its own
 NEW_TOKENS = 16  # of an answer, where nobody says how long answers are
-_PASSAGE_WORDS, _CUE_WORDS, _CONTINUED_WORDS = 60, 12, 6
 _ROOM = 192  # tokens that a prompt of documents leaves for its question, its template and the answer
-_ASK = (
-    "Write one short question that the following passage answers. Write the question only, in the language of the "
-    "passage.\n\n{passage}"
-)
-_WRITING = Sampling(temperature=0.8, top_p=0.95, stop=("\n",))
-_MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -80,7 +61,7 @@ class Questions(Dataset):
         yield from self.listed
 
 
-def draw(origin: str, cases: Sequence[Case], limit: int, seed: int) -> Questions:
+def draw(origin: str, cases: Sequence[Case], limit: int) -> Questions:
     """Up to `limit` cases in a random order.
 
     Cases over the same documents make a unit, unless all are over the same ones: then the documents are what the
@@ -90,7 +71,7 @@ def draw(origin: str, cases: Sequence[Case], limit: int, seed: int) -> Questions
     for case in cases:
         groups.setdefault(case.documents, []).append(case)
     units = list(groups.values()) if len(groups) > 1 else [[case] for case in cases]
-    random.Random(f"tune {seed}").shuffle(units)
+    random.Random("tune 0").shuffle(units)
     listed = [(number, case) for number, unit in enumerate(units) for case in unit][:limit]
     return Questions(origin, tuple(case for _, case in listed), tuple(number for number, _ in listed))
 
@@ -157,7 +138,7 @@ def read_corpus(model: Model, names: Sequence[str], chunk_tokens: int | None, pe
     )  # fmt: skip
 
 
-def questions_of_file(name: str, corpus: Corpus, limit: int, seed: int) -> Questions:
+def questions_of_file(name: str, corpus: Corpus, limit: int) -> Questions:
     """The questions of a file: a dataset of `pic eval`, or records of `query` and perhaps `answers` over documents.
 
     Raises:
@@ -166,11 +147,11 @@ def questions_of_file(name: str, corpus: Corpus, limit: int, seed: int) -> Quest
     if name in datasets() or "query" not in (first := first_record(Path(name))).values or "documents" in first.values:
         if corpus.texts:
             raise InputError(f"{name}: names its own documents; leave the others out")
-        return draw(f"questions of {Path(name).name}", list(open_dataset(name, {}).cases()), limit, seed)
+        return draw(f"questions of {Path(name).name}", list(open_dataset(name, {}).cases()), limit)
     if not corpus.texts:
         raise InputError(f"{name}: names no documents; name them before --questions")
     cases = [_own_case(record, corpus) for record in read_records(Path(name))]
-    return draw(f"questions of {Path(name).name}", cases, limit, seed)
+    return draw(f"questions of {Path(name).name}", cases, limit)
 
 
 def _own_case(record: Record, corpus: Corpus) -> Case:
@@ -181,7 +162,7 @@ def _own_case(record: Record, corpus: Corpus) -> Case:
 
 def fitting(model: Model, questions: Questions, options: SpecOptions) -> tuple[Questions, int]:
     """The questions whose prompts fit the model, and how many do not."""
-    skipped = set(group_cases(model, questions.cases(), options, skip_long=True).skipped)
+    skipped = set(group_cases(model, questions.cases(), options).skipped)
     kept = [
         (case, unit) for case, unit in zip(questions.listed, questions.units, strict=True) if case.id not in skipped
     ]  # fmt: skip
@@ -190,116 +171,11 @@ def fitting(model: Model, questions: Questions, options: SpecOptions) -> tuple[Q
     return replace(questions, listed=listed, units=units), len(skipped)
 
 
-def continued(model: Model, texts: Sequence[str], documents: int, limit: int, seed: int) -> Questions:
-    """Passages of documents, which the model continues with the document before it.
-
-    A prompt is some of the documents in a random order, and some words of one of them; the answer is the next words.
-
-    Raises:
-        InputError: documents of too few words.
-    """
-    rng, cases = random.Random(f"tune continue {seed}"), list[Case]()
-    sizes = [len(model.encode(text + model.separator)) for text in texts]
-    long = [i for i, text in enumerate(texts) if len(text.split()) > _CUE_WORDS + _CONTINUED_WORDS]
-    if not long:
-        raise InputError(f"no document has more than {_CUE_WORDS + _CONTINUED_WORDS} words; give --questions")
-    for number in range(limit):
-        target = rng.choice(long)
-        words = list(re.finditer(r"\S+", texts[target]))
-        start = rng.randrange(len(words) - _CUE_WORDS - _CONTINUED_WORDS + 1)
-        cut, end = start + _CUE_WORDS, start + _CUE_WORDS + _CONTINUED_WORDS
-        cue = texts[target][words[start].start() : words[cut - 1].end()]
-        gold = texts[target][words[cut].start() : words[end - 1].end()]
-        chosen = _prompt_of(rng, target, sizes, documents, model.max_positions)
-        cases.append(Case(
-            str(number), tuple(texts[i] for i in chosen), cue, (gold,), query_template="{query}",
-            max_new_tokens=NEW_TOKENS,
-        ))  # fmt: skip
-    return Questions("continuations of passages", tuple(cases), tuple(range(len(cases))))
-
-
-def written(
-    model: Model, store: Store, texts: Sequence[str], documents: int, limit: int, seed: int,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Questions:  # fmt: skip
-    """Questions that the model writes about passages of the documents. They are kept in the store.
-
-    Raises:
-        InputError: it writes none.
-    """
-    count = min(limit, MAX_WRITTEN)
-    path = _written_path(model, store, texts, documents, count, seed)
-    if path.exists():
-        cases = [Case(**_tuples(values)) for values in parse_json(read_file(path, _MAX_BYTES))]
-    else:
-        cases = list(_write(model, store, texts, documents, count, seed, on_progress))
-        make_within(store.root, "eval", "questions")
-        with atomic_write(path, store.root / "tmp") as file:
-            file.write(json.dumps([asdict(case) for case in cases]).encode())
-    if not cases:
-        raise InputError(f"{model.name}: writes no questions about these documents; give --questions")
-    return Questions("questions that the model wrote", tuple(cases), tuple(range(len(cases))))
-
-
-def _write(
-    model: Model, store: Store, texts: Sequence[str], documents: int, count: int, seed: int,
-    on_progress: Callable[[int, int], None],
-) -> Iterator[Case]:  # fmt: skip
-    from pictool.engines import engine_of
-
-    rng, seen = random.Random(f"tune write {seed}"), set[str]()
-    sizes = [len(model.encode(text + model.separator)) for text in texts]
-    engine, full = engine_of(model)(model, store), make_policy(BASELINE)
-    for number in range(count):
-        on_progress(number, count)
-        target = rng.randrange(len(texts))
-        ask = _ASK.format(passage=_passage(rng, texts[target]))
-        spec = Spec(ask, policy=full, max_new_tokens=48, sampling=replace(_WRITING, seed=number))
-        question = engine.answer(spec).text
-        chosen = _prompt_of(rng, target, sizes, documents, model.max_positions)
-        if len(question.split()) > 2 and question not in seen:
-            seen.add(question)
-            picked = tuple(texts[i] for i in chosen)
-            yield Case(str(number), picked, question, (), max_new_tokens=NEW_TOKENS)
-    on_progress(count, count)
-
-
-def _passage(rng: random.Random, text: str) -> str:
-    """Some words of a text, as they are there."""
-    words = list(re.finditer(r"\S+", text))
-    start = rng.randrange(max(1, len(words) - _PASSAGE_WORDS + 1))
-    return text[words[start].start() : words[min(start + _PASSAGE_WORDS, len(words)) - 1].end()]
-
-
-def _prompt_of(rng: random.Random, target: int, sizes: Sequence[int], documents: int, positions: int) -> list[int]:
-    """The document that is asked about and others for which there is room, in a random order."""
-    room = positions - _ROOM - sizes[target]
-    chosen = [target]
-    others = [i for i in range(len(sizes)) if i != target]
-    for other in islice(rng.sample(others, len(others)), documents - 1):
-        if sizes[other] <= room:
-            chosen.append(other)
-            room -= sizes[other]
-    rng.shuffle(chosen)
-    return chosen
-
-
-def _written_path(model: Model, store: Store, texts: Sequence[str], *settings: object) -> Path:
-    made_of = json.dumps([model_identity(model), _ASK, asdict(_WRITING), list(texts), *settings])
-    return store.root / "eval" / "questions" / f"{hashlib.sha256(made_of.encode()).hexdigest()[:12]}.json"
-
-
-def _tuples(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-
-
 def normalised_cross_entropy(model: Model, texts: Sequence[str], tokens: int = 512) -> float:
     """How surprising documents are to the model: the mean of -log p over about so many tokens, as a share of log V.
 
     1 is a model that knows nothing, as one with random weights.
     """
-    import math
-
     import torch
     from torch.nn.functional import cross_entropy
 

@@ -15,7 +15,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pictool.eval.algorithms import Algorithm
+from pictool.eval.policies import FULL
+from pictool.linker.grid import LabelledPolicy
 from pictool.tuning.bounds import Values, log_capital_above, log_capital_below, lower_bound, upper_bound
 
 LEVEL = 0.1  # chance that the policy that is chosen does not meet the target
@@ -59,19 +60,19 @@ class Finding:
     needed: int | None
 
 
-def make_chains(algorithms: Sequence[Algorithm]) -> list[list[str]]:
-    """The labels of the algorithms, `full` left out, in chains: those that differ in their knob only.
+def make_chains(policies: Sequence[LabelledPolicy]) -> list[list[str]]:
+    """The labels of the policies, `full` left out, in chains: those that differ in their knob only.
 
     The order is that of cost, the dearest first, and known before anything is measured.
     """
     chains: dict[tuple[str, ...], list[tuple[float, str]]] = {}
-    for algorithm in algorithms:
-        if algorithm.is_full:
+    for labelled in policies:
+        if labelled == FULL:
             continue
-        params, knob = dict(algorithm.params), None if algorithm.method else algorithm.policy.knob
+        params, knob = dict(labelled.policy.params), labelled.policy.knob
         cost = 0.0 if knob is None else float(params.pop(knob.field))
-        kind = (algorithm.name, *(f"{name}={value}" for name, value in sorted(params.items())))
-        chains.setdefault(kind, []).append((cost, algorithm.label))
+        kind = (labelled.policy.name, *(f"{name}={value}" for name, value in sorted(params.items())))
+        chains.setdefault(kind, []).append((cost, labelled.label))
     return [[label for _, label in sorted(chain, key=lambda each: -each[0])] for chain in chains.values()]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -11,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pictool.eval.algorithms import FULL, Algorithm
 from pictool.eval.cases import SpecOptions
+from pictool.eval.datasets.base import Case
 from pictool.eval.evaluate import Evaluation, EvaluationOptions, evaluate
 from pictool.eval.metrics import METRICS
+from pictool.eval.policies import FULL
 from pictool.eval.results import CaseResult
+from pictool.linker.grid import LabelledPolicy
 from pictool.store.store import Store
 from pictool.tuning.bounds import Values, lower_bound
 from pictool.tuning.questions import Questions, normalised_cross_entropy
@@ -31,16 +32,15 @@ FIRST_ROUND = 32  # units; each further round has twice as many
 MIN_SCORE = 0.1  # of full's answers, for a claim on answers
 MAX_SURPRISE = 0.8  # of log V a token: a model that knows less of the documents' language makes no answers
 CLIP = 1.0  # nats: an answer that is farther from full's is as bad as one can be
-Measure = Literal["answer_kl", "kl", "left", "differ", "loss"]
+Measure = Literal["answer_kl", "differ", "loss"]
 
 
 @dataclass(frozen=True)
 class TuningTarget:
     """What the mean must be at most.
 
-    KL(full ‖ policy) in nats, of the whole answer of full (`answer_kl`) or of its first token (`kl`); the share that is
-    left of naive's KL of whole answers, question by question (`left`); the share of answers that are not full's very
-    text (`differ`); or the loss of answers. A certificate counts a KL above `clip` as `clip`, so that no assumption on
+    KL(full ‖ policy) in nats, of the whole answer of full (`answer_kl`); the share of answers that are not full's very
+    text (`differ`); or the loss of answers. A certificate counts a KL above `CLIP` as `CLIP`, so that no assumption on
     its highest value is needed; the mean of what was measured, unclipped, must be at most the limit too.
 
     The loss of a question is full's score less the policy's, by the question's metric; where no right answer is known,
@@ -49,22 +49,12 @@ class TuningTarget:
 
     measure: Measure
     limit: float
-    clip: float = CLIP
 
-    @property
-    def zero(self) -> float:
-        """What the mean of the values is compared with."""
-        return 0.0 if self.measure == "left" else self.limit
-
-    @property
-    def range(self) -> Range:
-        """The values that a KL can have, or its difference to the share of naive's."""
-        most = max(self.clip, 2 * self.limit if self.measure != "left" else 0.0)
-        return Range(-self.limit * most if self.measure == "left" else 0.0, most)
-
-
-ANSWER_KL = TuningTarget("answer_kl", 1.0)
-NAIVE = "naive"
+    def range(self, has_answers: bool) -> Range:
+        """The values that a question can have; a KL is clipped."""
+        if self.measure == "answer_kl":
+            return Range(0.0, max(CLIP, 2 * self.limit))
+        return Range(-1.0 if self.measure == "loss" and has_answers else 0.0, 1.0)
 
 
 class TuneOutcome(StrEnum):
@@ -103,7 +93,7 @@ class TuningResult:
     """What is known after a round. Fields are the keys of the JSON.
 
     Fields:
-        by: what costs are compared by, "rows" or "ttft". level: the chance of a wrong claim.
+        level: the chance of a wrong claim.
         questions: what they are. units: that were measured; available: of all.
         range: the values that a question can have; a KL that is clipped.
         full_score: None where no right answers are known.
@@ -113,7 +103,6 @@ class TuningResult:
     """
 
     target: TuningTarget
-    by: str
     level: float
     questions: str
     units: int
@@ -143,56 +132,40 @@ class Sample:
 
     def take(self, done: Evaluation) -> None:
         """Add an evaluation of the first questions, of some of the policies."""
-        by_label: dict[str, list[CaseResult]] = {algorithm.label: [] for algorithm in done.algorithms}
+        by_label: dict[str, list[CaseResult]] = {labelled.label: [] for labelled in done.policies}
         for result in done.results:
             by_label[result.label].append(result)
         self.results |= by_label
         self.path = str(done.path)
 
-    def units(self, label: str, target: TuningTarget, clip: float = math.inf) -> Values:
-        """The mean of every unit that was measured, by the target's measure."""
+    def values(self, label: str, measure: Measure) -> list[float]:
+        """A measure of every question that was measured."""
+        measured = zip(self.questions.listed, self.results[label], self.results[FULL.label], strict=False)
+        return [value_of(measure, *each) for each in measured]
+
+    def units(self, values: Sequence[float]) -> Values:
+        """The mean of every unit, of values of the first questions."""
         of_unit: dict[int, list[float]] = {}
-        for unit, value in zip(self.questions.units, self.values(label, target, clip), strict=False):
+        for unit, value in zip(self.questions.units, values, strict=False):
             of_unit.setdefault(unit, []).append(value)
-        return np.array([fmean(values) for values in of_unit.values()])
-
-    def values(self, label: str, target: TuningTarget, clip: float = math.inf) -> list[float]:
-        """The target's measure of every question that was measured."""
-        if target.measure in ("answer_kl", "kl"):
-            return [min(clip, _kl(result, target.measure)) for result in self.results[label]]
-        if target.measure == "left":
-            own, naive = (self.values(name, ANSWER_KL, clip) for name in (label, NAIVE))
-            return [a - target.limit * b for a, b in zip(own, naive, strict=False)]
-        if target.measure == "differ":
-            pairs = zip(self.results[label], self.results[FULL.label], strict=False)
-            return [float(result.answer != full.answer) for result, full in pairs]
-        return [
-            loss_of(result, full, bool(case.answers))
-            for case, result, full in zip(
-                self.questions.listed, self.results[label], self.results[FULL.label], strict=False
-            )
-        ]  # fmt: skip
+        return np.array([fmean(unit) for unit in of_unit.values()])
 
 
-def loss_of(result: CaseResult, full: CaseResult, has_answers: bool) -> float:
-    """How much of full's answer is lost, see `TuningTarget`."""
-    if has_answers:
+def value_of(measure: Measure, case: Case, result: CaseResult, full: CaseResult) -> float:
+    """The measure of one question, see `TuningTarget`."""
+    if measure == "answer_kl":
+        assert result.answer_kl is not None, "all questions are verified"
+        return result.answer_kl
+    if measure == "differ":
+        return float(result.answer != full.answer)
+    if case.answers:
         return full.scores[full.metric] - result.scores[result.metric]
     return 1 - METRICS["f1"](result.answer, [full.answer])
 
 
-def range_of(sample: Sample, target: TuningTarget) -> Range:
-    """The values that a question can have; KL is clipped."""
-    if target.measure == "loss":
-        return Range(-1.0 if sample.questions.has_answers else 0.0, 1.0)
-    if target.measure == "differ":
-        return Range(0.0, 1.0)
-    return target.range
-
-
 def tune(
-    model: Model, store: Store, questions: Questions, algorithms: Sequence[Algorithm], target: TuningTarget,
-    by: str = "rows", jobs: int = 1, options: SpecOptions = SpecOptions(), *, level: float = LEVEL,
+    model: Model, store: Store, questions: Questions, policies: Sequence[LabelledPolicy], target: TuningTarget,
+    options: SpecOptions = SpecOptions(), *,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     on_note: Callable[[str], None] = lambda text: None,
     on_round: Callable[[TuningResult], None] = lambda tuned: None,
@@ -202,25 +175,24 @@ def tune(
     What was measured is in a results file of `pic eval`, so the same call goes on where one was stopped.
 
     Args:
-        algorithms: `full` first, see `parse_algorithms`. by: "rows" or "ttft", what "cheapest" means.
+        policies: `full` first, see `parse_policies`.
         on_round: called with what is known after every round.
 
     Raises:
         PicError: names the case, the file or the option.
     """
-    chains, sample = make_chains(algorithms), Sample(questions)
+    chains, sample = make_chains(policies), Sample(questions)
     no_language = _no_language(model, questions)
     remaining, units = [label for chain in chains for label in chain], 0
     while True:
         units = next_round(units, questions.num_units)
-        run = EvaluationOptions(limit=questions.cases_of(units), jobs=jobs)
-        compared = [FULL.label, *([NAIVE] if target.measure == "left" else []), *remaining]
-        chosen = [algorithm for algorithm in algorithms if algorithm.label in compared]
+        run = EvaluationOptions(limit=questions.cases_of(units))
+        chosen = [labelled for labelled in policies if labelled == FULL or labelled.label in remaining]
         sample.take(evaluate(model, store, questions, chosen, options, run, on_progress=on_progress, on_note=on_note))
-        tuned = conclude(sample, chains, algorithms, target, by, units, no_language, level)
+        tuned = conclude(sample, chains, target, units, no_language)
         on_round(tuned)
         found = {line.label: line.finding for line in tuned.lines}
-        remaining = worth_measuring(chains, found, {line.label: _cost(line, by) for line in tuned.lines})
+        remaining = worth_measuring(chains, found, {line.label: line.rows for line in tuned.lines})
         if not remaining or units == questions.num_units or tuned.outcome is TuneOutcome.NO_CLAIM:
             return tuned
 
@@ -231,21 +203,20 @@ def next_round(units: int, available: int) -> int:
 
 
 def conclude(
-    sample: Sample, chains: Sequence[Sequence[str]], algorithms: Sequence[Algorithm], target: TuningTarget, by: str,
-    units: int, no_language: str, level: float = LEVEL,
-) -> TuningResult:  # fmt: skip
+    sample: Sample, chains: Sequence[Sequence[str]], target: TuningTarget, units: int, no_language: str
+) -> TuningResult:
     """What a sample says."""
-    bounds, full = range_of(sample, target), sample.results[FULL.label]
+    bounds, full = target.range(sample.questions.has_answers), sample.results[FULL.label]
     labels = [label for chain in chains for label in chain]
-    values = {label: sample.units(label, target, target.range.high) for label in labels}
-    means = {label: float(sample.units(label, target).mean()) for label in labels}
-    found = judge(chains, values, target.zero, bounds, level, means)
-    names = {algorithm.label: algorithm.name for algorithm in algorithms}
-    lines = [_line(sample, label, names[label], found[label]) for label in labels]
-    costs = {line.label: _cost(line, by) for line in lines}
+    each = {label: sample.values(label, target.measure) for label in labels}
+    clipped = {label: sample.units(np.minimum(values, bounds.high).tolist()) for label, values in each.items()}
+    means = {label: float(sample.units(values).mean()) for label, values in each.items()}
+    found = judge(chains, clipped, target.limit, bounds, means=means)
+    lines = [_line(sample, label, found[label]) for label in labels]
+    costs = {line.label: line.rows for line in lines}
     chosen = cheapest(found, costs)
-    by_mean = min((label for label in labels if means[label] <= target.zero), key=costs.__getitem__, default=None)
-    no_answers = no_language or _no_score(sample, level)
+    by_mean = min((label for label in labels if means[label] <= target.limit), key=costs.__getitem__, default=None)
+    no_answers = no_language or _no_score(sample)
     if no_answers and target.measure == "loss":
         outcome, chosen = TuneOutcome.NO_CLAIM, None
     elif chosen is not None:
@@ -255,37 +226,27 @@ def conclude(
     else:
         outcome = TuneOutcome.UNCLEAR
     return TuningResult(
-        target, by, level, sample.questions.origin, units, sample.questions.num_units, bounds,
+        target, LEVEL, sample.questions.origin, units, sample.questions.num_units, bounds,
         fmean(result.scores[result.metric] for result in full) if sample.questions.has_answers else None,
         median(result.timing.ttft_s for result in full), no_answers, outcome, chosen, by_mean, lines, sample.path,
     )  # fmt: skip
 
 
-def _line(sample: Sample, label: str, name: str, finding: Finding) -> TuneLine:
-    results, full = sample.results[label], sample.results[FULL.label]
-    pairs = list(zip(results, full, strict=False))
+def _line(sample: Sample, label: str, finding: Finding) -> TuneLine:
+    results = sample.results[label]
+    pairs = list(zip(results, sample.results[FULL.label], strict=False))
     return TuneLine(
         label,
-        name,
+        results[0].algo,
         finding,
-        fmean(sample.values(label, ANSWER_KL)),
-        fmean(_kl(result, "kl") for result in results),
-        fmean(sample.values(label, TuningTarget("loss", 1.0))),
+        fmean(sample.values(label, "answer_kl")),
+        fmean(result.kl or 0.0 for result in results),
+        fmean(sample.values(label, "loss")),
         rows=fmean(result.row_share for result in results),
         ttft_s=median(result.timing.ttft_s for result in results),
         speedup=median(exact.timing.ttft_s / result.timing.ttft_s for result, exact in pairs),
         same_answer=fmean(result.answer == exact.answer for result, exact in pairs),
     )
-
-
-def _cost(line: TuneLine, by: str) -> float:
-    return line.rows if by == "rows" else line.ttft_s
-
-
-def _kl(result: CaseResult, measure: Measure) -> float:
-    kl = result.kl if measure == "kl" else result.answer_kl
-    assert kl is not None, "only policies are tuned, and each has the prompt of full"
-    return kl
 
 
 def _no_language(model: Model, questions: Questions) -> str:
@@ -301,14 +262,11 @@ def _no_language(model: Model, questions: Questions) -> str:
     )
 
 
-def _no_score(sample: Sample, level: float) -> str:
+def _no_score(sample: Sample) -> str:
     """Why too few answers of full are right for a claim on answers; empty if enough are."""
     if not sample.questions.has_answers:
         return ""
-    of_unit: dict[int, list[float]] = {}
-    for unit, result in zip(sample.questions.units, sample.results[FULL.label], strict=False):
-        of_unit.setdefault(unit, []).append(result.scores[result.metric])
-    scores = np.array([fmean(values) for values in of_unit.values()])
-    if lower_bound(scores, level, 0.0, 1.0) > MIN_SCORE:
+    scores = sample.units([result.scores[result.metric] for result in sample.results[FULL.label]])
+    if lower_bound(scores, LEVEL, 0.0, 1.0) > MIN_SCORE:
         return ""
     return f"full recompute itself scores {scores.mean():.2f} on these questions, so there are no answers to lose"

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pictool.bench.context import bench_context
-from pictool.bench.options import ContextOptions, PromptOptions
+from pictool.bench.options import PromptOptions
 from pictool.bench.prompts import with_speculative
-from pictool.bench.roofline import Rates
 from pictool.bench.shapes import save_speculative
 from pictool.bench.sync import bench_sync
 from pictool.linker.grid import LabelledPolicy, parse_grid
@@ -17,7 +15,6 @@ from pictool.linker.policies import policies as all_policies
 from pictool.runtime.model import Model
 
 PROMPT = PromptOptions(chunks=3, chunk_tokens=20, tail_tokens=6, new_tokens=2, repeats=1)
-LENGTHS = ContextOptions(start=32, stop=64, chunk_tokens=16, tail_tokens=6, repeats=1)
 REPEATABLE = [name for name, policy in all_policies().items() if not policy().needs.chain_block]
 
 
@@ -34,9 +31,5 @@ def policies(request: pytest.FixtureRequest, tmp_path: Path) -> list[LabelledPol
     return with_speculative(parse_grid(request.param), save_speculative("tiny", str(tmp_path / "small")))
 
 
-def test_sync(model: Model, rates: Rates, policies: list[LabelledPolicy], tmp_path: Path) -> None:
+def test_sync(model: Model, policies: list[LabelledPolicy], tmp_path: Path) -> None:
     bench_sync(model, policies, PROMPT, tmp_path)
-
-
-def test_context(model: Model, rates: Rates, policies: list[LabelledPolicy], tmp_path: Path) -> None:
-    bench_context(model, policies, LENGTHS, tmp_path)

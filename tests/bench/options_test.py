@@ -1,17 +1,14 @@
-"""Options of benches: lengths and tokens, and what is refused."""
+"""Options of benches: tokens, and what is refused."""
 
 from __future__ import annotations
 
 import pytest
 
-from pictool.bench.options import ContextOptions, PromptOptions
+from pictool.bench.options import PromptOptions
 from pictool.errors import InputError
 
 
-def test_lengths_double_up_to_the_last() -> None:
-    assert ContextOptions().lengths == (1024, 2048, 4096, 8192, 16384, 32768)
-    assert ContextOptions(start=1000, stop=3999).lengths == (1000, 2000)
-    assert ContextOptions(start=1000, stop=1000).lengths == (1000,)
+def test_a_prompt_is_chunks_and_a_tail() -> None:
     assert PromptOptions().num_tokens == 8 * 512 + 32
 
 
@@ -29,10 +26,3 @@ def test_lengths_double_up_to_the_last() -> None:
 def test_prompts_that_cannot_be_are_refused(wrong: dict[str, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
         PromptOptions(**wrong)  # type: ignore[arg-type]
-
-
-def test_lengths_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InputError, match="--from 32: must be more than the 32 tokens of the tail"):
-        ContextOptions(start=32)
-    with pytest.raises(InputError, match="--to 512: must be at least --from 1024"):
-        ContextOptions(stop=512)

@@ -113,10 +113,3 @@ def test_a_speculative_model_is_a_directory_for_speccache(tmp_path: Path) -> Non
     small = load_model(directory, "cpu", "float32")
     assert small.geometry.layers == 1 and small.max_positions == random_model("tiny").max_positions
     assert small.target.tokenizer == random_model("tiny").target.tokenizer
-
-
-def test_a_shape_of_fewer_layers_has_the_first_ones() -> None:
-    model = random_model("tiny", "cpu", "float32", layers=1)
-    assert (model.geometry.layers, model.name) == (1, "random tiny of 1 layers")
-    with pytest.raises(InputError, match="--layers 3: tiny has 2"):
-        random_model("tiny", layers=3)

@@ -77,11 +77,6 @@ def test_a_passage_is_an_object_as_any_other(docs: Path, model: Path) -> None:
     assert linked["answer"] == report["answer"] and linked["tokens"] == report["tokens"]
 
 
-def test_all_compiles_what_is_not_linked_too(docs: Path, model: Path) -> None:
-    assert pic("ask", docs, *QUESTION, "-m", model, "--all", "--passages", 1).code == 0
-    assert len(pic("store", "ls", "--json").json) == 5  # four passages, and the head
-
-
 def test_a_conversation_is_one_line_each_and_goes_on_after_an_error(docs: Path, model: Path) -> None:
     outcome = pic("ask", docs, "-i", "-m", model, "--max-new-tokens", 4, stdin="zzz\n\nWho knows?\nzzz again\n")
     assert outcome.code == 0 and outcome.err.count("use other words") == 1

@@ -95,15 +95,15 @@ LINKING = [
     Case("empty object", (*LINK, "t.kvo"), ("t.kvo", "not an object"), files(t_kvo="")),
     Case("missing object", (*LINK, "t.kvo"), ("t.kvo", "no such file")),
     Case("unknown policy", (*LINK, "--algo", "nosuch"), ("nosuch", "full", "naive", "legolink-0"), code=2),
-    Case("unknown field", (*LINK, "-p", "depth=3"), ("depth", "legolink", "k"), code=2),
-    Case("field without value", (*LINK, "-p", "k"), ("-p k", "FIELD=VALUE"), code=2),
-    Case("field of another type", (*LINK, "-p", "k=many"), ("legolink", "k=", "many", "int"), code=2),
-    Case("-k without such a field", (*LINK, "--algo", "naive", "-k", 3), ("naive", "k", "no fields"), code=2),
-    Case("negative k", (*LINK, "-k", -1), ("k=-1", "0 or more"), code=2),
+    Case("unknown field", (*LINK, "--algo", "legolink:depth=3"), ("depth", "legolink", "k"), code=2),
+    Case("field without value", (*LINK, "--algo", "legolink:k"), ("'k'", "FIELD=VALUE"), code=2),
+    Case("field of another type", (*LINK, "--algo", "legolink:k=many"), ("legolink", "k=", "many", "int"), code=2),
+    Case("policy without such a field", (*LINK, "--algo", "naive:k=3"), ("naive", "k", "no fields"), code=2),
+    Case("negative k", (*LINK, "--algo", "legolink:k=-1"), ("k=-1", "0 or more"), code=2),
     Case("no query", ("link", "a.txt"), ("--query",), code=2),
     Case("empty query", ("link", "-q", " "), ("query is empty",)),
     Case("query of half a character", ("link", "-q", "\udcff"), ("query", "UTF-8")),
-    Case("head of half a character", (*LINK, "--head", "\ud800"), ("head", "UTF-8")),
+    Case("head of half a character", (*LINK, "--head", "\ud800"), ("head", "UTF-8"), code=2),
     Case("template without a place", (*LINK, "--query-template", "Why?"), ("Why?", "{query}")),
     Case("negative temperature", (*LINK, "--temperature", -1), ("temperature -1", "0 (greedy)"), code=2),
     Case("top-p 0", (*LINK, "--top-p", 0), ("top-p 0", "above 0"), code=2),
@@ -146,7 +146,7 @@ def test_a_mistake_is_one_line_and_an_exit_code(
     "arguments",
     [
         ("compile",), ("nosuch",), ("inspect",), ("link", "-q"), ("link", "--nosuch"), ("store", "nosuch"),
-        ("compile", "a.txt", "--chunk-tokens", 0), ("compile", "a.txt", "--sinks", -1), ("link", "-k", "many"),
+        ("compile", "a.txt", "--chunk-tokens", 0), ("compile", "a.txt", "--sinks", -1), ("link", "--top-p", "many"),
         ("link", "--max-new-tokens", 0), ("link", "--seed", -1), ("link", "--seed", 1 << 64),
     ],
     ids=lambda arguments: " ".join(map(str, arguments)),
@@ -154,7 +154,7 @@ def test_a_mistake_is_one_line_and_an_exit_code(
 def test_a_wrong_command_line_is_usage(arguments: tuple[Any, ...]) -> None:
     outcome = pic(*arguments)
     assert outcome.code == 2 and outcome.out == ""
-    assert "Error" in outcome.err and "Traceback" not in outcome.err
+    assert "rror: " in outcome.err and "Traceback" not in outcome.err
 
 
 def test_an_interruption_is_130(model: Path, texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

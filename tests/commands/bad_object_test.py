@@ -130,14 +130,14 @@ KINDS = [make_pipe, make_device, make_socket, make_directory, lambda: Path("/dev
 def test_what_is_no_file_is_refused_and_not_waited_for(make: Callable[[], Path], model: Path) -> None:
     path = make()
     for arguments in (
-        ("inspect", path), ("inspect", path, "--layers"), ("store", "import", path), ("compile", path, "-m", model),
+        ("inspect", path), ("inspect", path, "--layers"), ("store", "pull", path), ("compile", path, "-m", model),
         ("link", path, "-q", "why?", "-m", model),
     ):  # fmt: skip
         outcome = pic(*arguments)
         assert (outcome.code, outcome.out) == (1, ""), arguments
         assert outcome.err.startswith("pic: error: ") and outcome.err.count("\n") == 1 and str(path) in outcome.err
         # a document may be a pipe; this one ends at once, since nobody writes to it
-        said = ("regular file", "directory", "is empty", "cannot be read")
+        said = ("regular file", "directory", "is empty", "cannot be read", "has no text files")
         assert any(words in outcome.err for words in said), outcome.err
 
 
@@ -160,7 +160,7 @@ def test_one_forged_object_disables_nothing(model: Path, objects: Objects, value
     forged(path, '"architecture":"llama"', f'"architecture":"{value}"')
     assert path.stem[:12] in pic("store", "ls", *store).out and "\x1b" not in pic("store", "ls", *store).out
     assert pic("store", "ls", "--stats", *store, "--json").json["damaged"] == 1
-    exported = pic("store", "export", "all.kva", *store)
+    exported = pic("store", "push", "all", "-o", "all.kva", *store)
     assert exported.code == 0 and "left out: " in exported.err and "2 objects" in exported.err
     for verb in ("compile", "link"):
         query = () if verb == "compile" else ("-q", "why?", "--max-new-tokens", 1)
@@ -181,7 +181,7 @@ def test_an_object_of_tokens_that_the_model_does_not_know_is_refused(model: Path
             assert why in error_of(link(Path("x.kvo"), model))
 
 
-@pytest.mark.parametrize("arguments", [("export", "all.kva"), ("push", "all", "--remote", "far")])
+@pytest.mark.parametrize("arguments", [("push", "all", "-o", "all.kva"), ("push", "all", "--remote", "far")])
 def test_all_is_not_all_but_what_the_disk_does_not_read(
     objects: Objects, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
@@ -213,7 +213,7 @@ def test_a_listing_is_not_complete_without_what_the_disk_does_not_show(
         return status_of(path, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "stat", fail)
-    for command in ("ls", "ls --stats", "verify", "export all.kva"):
+    for command in ("ls", "ls --stats", "verify", "push all -o all.kva"):
         done = pic("store", *command.split(), "--store", objects.store)
         assert done.code == 1 and done.err.endswith(f"pic: error: {hidden}: Input/output error\n"), command
 

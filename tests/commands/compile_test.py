@@ -66,8 +66,8 @@ def test_chunks_become_a_list_with_members_that_links(model: Path, texts: tuple[
     assert sorted(path.name for path in Path("out").iterdir()) == sorted(
         ["a.kvo", *(f"a.{index:04d}.kvo" for index in range(count))]
     )
-    from_list = pic("link", "out/a.kvo", *ANSWER, "-k", 2, "-m", model, "--store", "elsewhere").json
-    from_text = pic("link", "a.txt", "--chunk-tokens", 16, *ANSWER, "-k", 2, "-m", model).json
+    from_list = pic("link", "out/a.kvo", *ANSWER, "--algo", "legolink-2", "-m", model, "--store", "elsewhere").json
+    from_text = pic("link", "a.txt", "--chunk-tokens", 16, *ANSWER, "--algo", "legolink-2", "-m", model).json
     assert from_list["tokens"] == from_text["tokens"] and from_list["answer"] == from_text["answer"]
     assert from_list["tokens"]["recomputed"] == 2 * count
 
@@ -201,12 +201,11 @@ def test_stdin_is_a_file(model: Path, texts: tuple[Path, Path]) -> None:
     assert (row["key"], row["source"], row["new"]) == (named[0]["key"], "stdin", False)
 
 
-def test_a_directory_is_compiled_if_asked(model: Path, texts: tuple[Path, Path]) -> None:
+def test_a_directory_is_compiled(model: Path, texts: tuple[Path, Path]) -> None:
     files = {"d/b.txt": TEXT, "d/e/a.txt": TEXT + "?", "d/.git/x": "x", "d/empty": "", "d/p.bin": "\0"}
     for path, content in files.items():
         write(path, content)
-    assert pic("compile", "d", "-m", model).err.endswith("or compile it with --recursive\n")
-    outcome = pic("compile", "-r", "d", "-m", model, "--json")
+    outcome = pic("compile", "d", "-m", model, "--json")
     assert [row["source"] for row in outcome.json["objects"]] == ["d/b.txt", "d/e/a.txt"]
     notes = [line for line in outcome.err.splitlines() if "left out" in line]
     assert len(notes) == 2 and "d/empty" in notes[0] and "d/p.bin" in notes[1]
@@ -217,14 +216,14 @@ def test_a_link_out_of_a_directory_is_not_followed(model: Path, texts: tuple[Pat
     write("d/b.txt", TEXT)
     Path("d/in").symlink_to("b.txt")
     Path("d/out").symlink_to(Path("secret").absolute())
-    outcome = pic("compile", "-r", "d", "-m", model, "--json")
+    outcome = pic("compile", "d", "-m", model, "--json")
     assert [row["source"] for row in outcome.json["objects"]] == ["d/b.txt", "d/in"]
     assert "left out: d/out: is a symbolic link that leaves d; name it to compile it" in outcome.err
 
 
 def test_a_directory_without_texts_is_said(model: Path) -> None:
     Path("none").mkdir()
-    assert pic("compile", "-r", "none", "-m", model).err == "pic: error: none: has no text files below it\n"
+    assert pic("compile", "none", "-m", model).err == "pic: error: none: has no text files below it\n"
 
 
 def test_chunks_overlap(model: Path, texts: tuple[Path, Path]) -> None:

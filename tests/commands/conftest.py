@@ -48,7 +48,7 @@ def texts() -> tuple[Path, Path]:
     return write("a.txt", TEXT), write("b.txt", MORE)
 
 
-POLICIES = {"naive": ("--algo", "naive"), "lego": ("-k", 3), "blend": ("--algo", "cacheblend", "--ratio", 0.3)}
+POLICIES = {"naive": ("--algo", "naive"), "lego": ("--algo", "legolink-3"), "blend": ("--algo", "cacheblend-30")}
 Traces = Callable[[str], Path]
 
 

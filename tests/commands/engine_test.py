@@ -14,7 +14,7 @@ from .run import pic
     [
         (["--engine", "onnx"], 2, "--engine onnx: must be llamacpp or torch or vllm"),
         (["--engine", "vllm", "--trace", "t"], 2, "has no --trace"),
-        (["--engine", "vllm", "--ratio", "auto", "--algo", "cacheblend"], 2, "has no --ratio auto"),
+        (["--engine", "vllm", "--auto-ratio", "--algo", "cacheblend"], 2, "has no --auto-ratio"),
     ],
 )
 def test_what_an_engine_cannot_do(tmp_path: Path, options: list[str], code: int, says: str) -> None:
@@ -34,7 +34,7 @@ def test_vllm_measures_no_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "--probes 8: vLLM measures no tables; compile with the torch engine first" in compiled.err
     linked = pic("link", *more, "--query", "Who?", "--algo", "fixup", "--head", "You know.")
     assert (linked.code, linked.err.count("\n")) == (1, 1)
-    assert 'the object of "It holds a festival.…" has no table' in linked.err and "--fallback" in linked.err
+    assert 'the object of "It holds a festival.…" has no table' in linked.err and "fallback=" in linked.err
 
 
 def test_vllm_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

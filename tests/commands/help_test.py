@@ -89,7 +89,6 @@ def test_the_shell_completes_commands_and_options(words: str, completed: list[st
 COMPLETED = {
     "pic link a.txt --algo le": ["legolink", "legolink-0"],
     "pic serve --allow cache": ["cacheblend"],
-    "pic eval world --algo map": ["mapreduce", "maprerank"],
     "pic link -m embedded-": ["embedded-small"],
     "pic compile -m models/t": ["models/tiny"],
     "pic link ab": ["abab00000000"],

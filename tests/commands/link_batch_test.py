@@ -108,7 +108,7 @@ def test_a_request_that_fails_does_not_stop_the_others(run: Run) -> None:
         (["--trace", "t"], 2, "--trace applies to one request"),
         (["--verify", "2"], 2, "must be a share of requests"),
         (["--max-kl", "1"], 2, "set their share with --verify"),
-        (["--ratio", "auto"], 2, "needs a number as ratio"),
+        (["--auto-ratio"], 2, "--auto-ratio applies to one request"),
         (["-o", "q/requests.jsonl"], 1, "is also an input"),
     ],
 )

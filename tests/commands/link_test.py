@@ -37,7 +37,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
 
 
 def test_json_has_exactly_the_contract_s_keys(link: Any, model: Path) -> None:
-    found = link("a.txt", "b.txt", *QUERY, "-k", 3, "--json").json
+    found = link("a.txt", "b.txt", *QUERY, "--algo", "legolink-3", "--json").json
     assert list(found) == REPORT and list(found["tokens"]) == TOKENS and list(found["timing"]) == TIMING
     assert (found["algo"], found["params"], found["engine"]) == ("legolink", {"k": 3}, "torch")
     assert (found["model"], found["compare"]) == (str(model), None)
@@ -115,7 +115,7 @@ def test_full_agrees_with_itself(link: Any) -> None:
 
 
 def test_a_trace_has_the_contract_s_tensors(link: Any) -> None:
-    found = link("a.txt", "b.txt", *QUERY, "-k", 3, "--trace", "out/t.safetensors", "--json").json
+    found = link("a.txt", "b.txt", *QUERY, "--algo", "legolink-3", "--trace", "out/t.safetensors", "--json").json
     tensors = load_file("out/t.safetensors")
     n, context = found["tokens"]["prompt"], found["tokens"]["context"]
     shapes = {name: (str(tensor.dtype), tensor.shape) for name, tensor in tensors.items()}
@@ -179,9 +179,9 @@ def test_fixup_wants_tables_or_a_fallback(link: Any, model: Path, texts: tuple[P
     refused = link("a.kvo", *QUERY, "--algo", "fixup")
     told = refused.err.splitlines()[-1]  # behind a note, if the head was not compiled yet
     assert refused.code == 1 and told.startswith("pic: error: ") and "no table of fixups" in told
-    instead = link("a.kvo", *QUERY, "--algo", "fixup", "--fallback", "legolink", "--json").json
-    assert instead["answer"] == link("a.kvo", *QUERY, "-k", 16, "--json").json["answer"]
-    from_text = link("a.txt", *QUERY, "--algo", "fixup", "--ratio", 0.2, "--json")
+    instead = link("a.kvo", *QUERY, "--algo", "fixup:fallback=legolink", "--json").json
+    assert instead["answer"] == link("a.kvo", *QUERY, "--algo", "legolink-16", "--json").json["answer"]
+    from_text = link("a.txt", *QUERY, "--algo", "fixup-20", "--json")
     assert "compiled a.txt first" in from_text.err
     assert from_text.json["tokens"]["recomputed"] == math.ceil(0.2 * from_text.json["tokens"]["context"])
 
@@ -196,25 +196,22 @@ def test_several_policies_are_compared_side_by_side(link: Any) -> None:
     assert [line.split()[0] for line in lines[1:]] == ["legolink-3", "naive", "full", "full"]
     assert all(len(line) <= 80 for line in lines)
     reports = link("a.txt", "b.txt", *QUERY, "--algo", "legolink-3", "--algo", "naive", "--json").json
-    alone = link("a.txt", "b.txt", *QUERY, "-k", 3, "--compare", "--json").json
+    alone = link("a.txt", "b.txt", *QUERY, "--algo", "legolink-3", "--compare", "--json").json
     for name in ("answer", "algo", "params", "tokens"):
         assert reports[0][name] == alone[name]
     assert reports[0]["compare"]["kl"] == pytest.approx(alone["compare"]["kl"], abs=1e-6)
     assert reports[1]["algo"] == "naive"
 
 
-@pytest.mark.parametrize("more", [("-k", 3), ("--ratio", ".1"), ("-p", "k=3"), ("--trace", "t")])
+@pytest.mark.parametrize("more", [("--auto-ratio",), ("--trace", "t")])
 def test_what_is_of_one_policy_is_refused_beside_several(link: Any, more: tuple[Any, ...]) -> None:
     outcome = link("a.txt", *QUERY, "--algo", "naive", "--algo", "legolink-3", *more)
     assert outcome.code == 2 and outcome.err.startswith(f"pic: error: {more[0]}: applies to one policy")
 
 
-@pytest.mark.parametrize(
-    "more", [("-k", 4, "-p", "k=3"), ("-p", "k=3", "-p", "k=4"), ("--algo", "fixup", "--ratio", 0.1, "-p", "ratio=.2")]
-)
-def test_a_field_that_is_named_twice_is_refused(link: Any, more: tuple[Any, ...]) -> None:
-    outcome = link("a.txt", *QUERY, *more)
-    assert outcome.code == 2 and outcome.err.endswith(": name one of the two\n")
+def test_a_grid_is_several_policies(link: Any) -> None:
+    reports = link("a.txt", *QUERY, "--algo", "legolink:k=2,3", "--json").json
+    assert [report["params"]["k"] for report in reports] == [2, 3]
 
 
 def test_the_report_has_what_is_needed_to_ask_again(link: Any, model: Path) -> None:
@@ -248,7 +245,7 @@ def test_a_store_that_cannot_be_written_costs_a_warning(
 def test_a_damaged_object_in_a_store_that_cannot_be_written_is_compiled_into_memory(
     link: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = link("a.txt", *QUERY, "-k", 3, "--json").json
+    expected = link("a.txt", *QUERY, "--algo", "legolink-3", "--json").json
     for path in Path(".pic").rglob("*.kvo"):
         flip(path)
     before = {path: path.read_bytes() for path in Path(".pic").rglob("*.kvo")}
@@ -257,7 +254,7 @@ def test_a_damaged_object_in_a_store_that_cannot_be_written_is_compiled_into_mem
         raise UnwritableStoreError("is damaged, and cannot be removed (Read-only file system)")
 
     monkeypatch.setattr("pictool.linker.context.take_out", stuck)
-    outcome = link("a.txt", *QUERY, "-k", 3, "--json")
+    outcome = link("a.txt", *QUERY, "--algo", "legolink-3", "--json")
     assert without_timing(outcome.json) == without_timing(expected) and "its text is compiled again" in outcome.err
     assert {path: path.read_bytes() for path in Path(".pic").rglob("*.kvo")} == before
 

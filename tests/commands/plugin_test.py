@@ -41,12 +41,9 @@ class Strided(Policy):
 RUN = """
 import json, sys
 from commands.run import pic
-from pictool.bench import context, sync
-from pictool.bench.roofline import Rates
 from pictool.controller import measuring
 
 measuring._PREFILL_TOKENS, measuring._LOADS = (64, 128), ((1, 64), (4, 8))  # measured in no time
-sync.measure_rates = context.measure_rates = lambda *_: Rates(1e9, 1e12)
 print(json.dumps({name: vars(pic(*arguments)) for name, arguments in json.load(sys.stdin).items()}))
 """
 ROOT = Path(__file__).parents[2]
@@ -82,18 +79,17 @@ def ran(packages: str, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
         write(root / f"{name}.txt", TEXT)
     link = ("link", "a.txt", "b.txt", "-q", "Who knows why?", "--separator", "", "--max-new-tokens", 2,
             "-m", str(model), "--json")  # fmt: skip
-    bench = ("--shape", "tiny", "--device", "cpu", "--repeats", 1, "--chunk-tokens", 8, "--tail-tokens", 4, "--algo",
+    bench = ("--shape", "tiny", "--device", "cpu", "--repeats", 1, "--chunk-tokens", 8, "--algo",
              "strided-50", "--json")  # fmt: skip
     commands: dict[str, tuple[Any, ...]] = {
-        "link": (*link, "--algo", "strided", "--ratio", 0.5, "--compare", "--trace", "a.trace"),
+        "link": (*link, "--algo", "strided:share=0.5", "--compare", "--trace", "a.trace"),
         "other link": (*link, "--algo", "naive", "--trace", "b.trace"),
         "inspect": ("inspect", "a.trace", "--json"),
         "diff": ("inspect", "a.trace", "b.trace", "--diff", "--json"),
         "plan": ("plan", "a.txt", "--algo", "strided", "-m", str(model), "--json"),
         "eval": ("eval", "world", "-p", "chunks=2", "--limit", 1, "--algo", "strided:share=.5,1", "--max-new-tokens", 2,
-                 "--jobs", 1, "--json"),
-        "sync": ("bench", "sync", *bench, "--chunks", 2, "--new-tokens", 1),
-        "context": ("bench", "context", *bench, "--from", 16, "--to", 16),
+                 "--json"),
+        "bench": ("bench", *bench, "--chunks", 2, "--new-tokens", 1),
         "wrong name": (*link, "--algo", "strange"),
     }  # fmt: skip
     done = subprocess.run(
@@ -119,8 +115,7 @@ def test_its_traces_are_read(ran: Ran) -> None:
 def test_it_is_planned_evaluated_and_measured(ran: Ran) -> None:
     assert (ran.json("plan")["algo"], ran.json("plan")["ratio"]) == ("strided", 0.25)
     assert [line["label"] for line in ran.json("eval")["lines"]] == ["full", "strided-50", "strided-100"]
-    for name, key in (("sync", "methods"), ("context", "curves")):
-        assert "strided-50" in [entry["label"] for entry in ran.json(name)["results"][key]], name
+    assert "strided-50" in [entry["label"] for entry in ran.json("bench")["results"]["methods"]]
 
 
 def test_a_wrong_name_lists_it(ran: Ran) -> None:

@@ -25,7 +25,7 @@ from pictool.commands.console import progress
 from pictool.store.files import LOCK, locked
 from pictool.store.store import Store
 
-MOST_COMMANDS, MOST_OPTIONS = 28, 208
+MOST_COMMANDS, MOST_OPTIONS = 25, 177
 PIC = (sys.executable, "-c", "from pictool.commands import main; main()")
 
 

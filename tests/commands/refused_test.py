@@ -22,14 +22,13 @@ link none.txt -q x
 link a.txt
 link abc0 -q x
 link a.txt -q x --algo none
-link a.txt -q x -p none=1
+link a.txt -q x --algo legolink:none=1
 link a.txt -q x --codec none1
 link a.txt -q x --engine none
 link a.txt -q x --engine vllm --trace t
 link a.txt -q x -m ./none
 link a.txt -q x --temperature -1
 link --batch none.jsonl
-link a.txt -q x --server http://127.0.0.1:1
 query none.json
 query a.txt
 query q.json --algo none
@@ -38,7 +37,7 @@ query q.json --pool none
 query q.json --outputs none
 query q.json --engine vllm --pool 1M
 query q.json -m ./none
-query q.json --bulk --plot a.svg
+query q.jsonl --plot a.svg
 plan none.txt
 plan abc0
 plan a.txt --algo none
@@ -53,16 +52,13 @@ store ls --sort none
 inspect abcd --store none
 store ls --stats --store none
 store verify --store none
-store key none
-store key show none
 store sign none --signing-key=none
 store trust none
 store gc --max-size none
 store gc abcd --store none
 store pin abcd --store none
 store pin --undo abcd --store none
-store export a.kva --store none
-store import none
+store push all -o a.kva --store none
 store push all --store none
 store pull none
 ask
@@ -83,16 +79,14 @@ eval world --codec none1
 eval world -p none=1
 eval world -m ./none
 tune
-tune none.txt
+tune none.txt --questions world
 tune a.txt --questions none
 tune a.txt --algo none
-tune a.txt --codec none1
-tune a.txt -m ./none
-bench sync --shape none
-bench sync --algo none
-bench sync -m ./none
-bench context --from 9 --to 3
-bench context --plot a.gif
+tune a.txt --questions world --codec none1
+tune a.txt --questions world -m ./none
+bench --shape none
+bench --algo none
+bench -m ./none
 serve --algo none
 serve --allow none
 serve --check none

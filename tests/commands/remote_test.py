@@ -129,7 +129,7 @@ def test_push_then_pull(model: Path, far: Store) -> None:
 def test_push_all_leaves_prefix_chains_out(model: Path, far: Store) -> None:
     keys = far.keys()
     write("c.txt", "Something that begins another prompt.")
-    named = ("-m", model, "--algo", "prefix", "-p", "block=4", "--max-new-tokens", 1, "--store", "far")
+    named = ("-m", model, "--algo", "prefix:block=4", "--max-new-tokens", 1, "--store", "far")
     assert pic("link", "c.txt", "-q", "Why?", *named).code == 0 and len(far.keys()) > len(keys)
     assert pic("store", "push", "all", "--store", "far", "--remote", "other", "--json").json["keys"] == keys
 

@@ -10,7 +10,6 @@ import uuid
 from pathlib import Path
 
 import pytest
-import torch
 
 from commands.run import pic, write
 from pictool.commands.bench import BenchOptions, command_line, open_bench_model
@@ -18,9 +17,6 @@ from pictool.commands.settings.salt import is_weak, most_bits
 from pictool.commands.settings.settings import Settings, read_settings
 from pictool.commands.tui_process.worker import TuiWorker
 from pictool.errors import InputError, TraceError
-from pictool.eval.algorithms import parse_algorithms
-from pictool.eval.workers import make_job
-from pictool.runtime.model import load_model
 from pictool.store.store import Store
 from pictool.trace.format import read_trace
 
@@ -33,7 +29,7 @@ def recomputed(*arguments: object) -> float:
 
 
 def test_a_second_prompt_reuses_the_first_one_s_blocks(model: Path, texts: tuple[Path, Path]) -> None:
-    named = ("-m", model, "--algo", "prefix", "-p", "block=4")
+    named = ("-m", model, "--algo", "prefix:block=4")
     first, second = recomputed(*named), recomputed(*named)
     assert first >= 8 and second == first % 4
     stats = pic("store", "ls", "--stats", "--json").json
@@ -45,7 +41,7 @@ def test_a_second_prompt_reuses_the_first_one_s_blocks(model: Path, texts: tuple
 
 
 def test_another_salt_never_hits(model: Path, texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    named = ("-m", model, "--algo", "prefix", "-p", "block=4")
+    named = ("-m", model, "--algo", "prefix:block=4")
     first = recomputed(*named, "--salt", "mine")
     assert recomputed(*named) == recomputed(*named, "--salt", "other") == first
     monkeypatch.setenv("PIC_SALT", "mine")
@@ -63,7 +59,7 @@ def test_another_salt_never_hits(model: Path, texts: tuple[Path, Path], monkeypa
 
 @pytest.mark.parametrize("command", ["eval", "bench"])
 def test_what_depends_on_what_was_asked_before_is_not_compared(command: str, model: Path) -> None:
-    given = ("eval", "world", "--limit", 1) if command == "eval" else ("bench", "sync")
+    given = ("eval", "world", "--limit", 1) if command == "eval" else ("bench",)
     refused = pic(*given, "--algo", "prefix", "-m", model)
     assert refused.code == 2 and "depends on earlier requests" in refused.err
 
@@ -135,7 +131,7 @@ def test_a_weak_salt_is_warned_of_but_not_shown(model: Path, texts: tuple[Path, 
 def test_another_tenant_s_object_is_as_good_as_absent(model: Path, texts: tuple[Path, Path]) -> None:
     """One message and one exit code, for keys and their beginnings, of documents and of blocks; nothing is counted."""
     (key,) = (done["key"] for done in pic("compile", "a.txt", "-m", model, "--salt", SALT, "--json").json["objects"])
-    pic("link", "b.txt", "-m", model, "--salt", SALT, "--algo", "prefix", "-p", "block=4", *QUERY)
+    pic("link", "b.txt", "-m", model, "--salt", SALT, "--algo", "prefix:block=4", *QUERY)
     block = next(one["key"] for one in pic("store", "ls", "--chains", "--json").json if one.get("parent") is not None)
     used = {path: path.stat().st_mtime_ns for path in Path(".pic/objects").rglob("*.kvo")}
     hits = pic("store", "ls", "--stats", "--json").json["counts"]["hits"]
@@ -172,22 +168,14 @@ def test_a_salted_trace_is_replayed_with_its_salt_only(salted_trace: Path) -> No
 
 def test_the_screens_model_has_the_salt(salted_trace: Path) -> None:
     trace, settings = read_trace(salted_trace), Settings().override(store="st", device="cpu")
-    assert TuiWorker(lambda *_: None, settings.override(salt=SALT)).analyse(trace, "t", 0).deviation is not None
+    assert TuiWorker(lambda *_: None, settings.override(salt=SALT)).analyse(trace, "t").deviation is not None
     with pytest.raises(TraceError, match="give the salt"):
-        TuiWorker(lambda *_: None, settings).analyse(trace, "t", 0)
-
-
-def test_processes_of_evaluations_have_the_salt(model: Path, store: Store) -> None:
-    job = make_job(load_model(str(model), "cpu", "float32", SALT), store, parse_algorithms(["naive"]), 1)
-    threads = torch.get_num_threads()
-    runner = job.runner()
-    torch.set_num_threads(threads)
-    assert runner._model.salt == SALT and SALT not in repr(job)
+        TuiWorker(lambda *_: None, settings).analyse(trace, "t")
 
 
 def test_evaluations_compile_with_the_salt(model: Path, texts: tuple[Path, Path]) -> None:
     write("q.jsonl", '{"documents": ["a.txt"], "query": "Who?", "answers": ["she"], "id": "one"}\n')
-    named = ("eval", "q.jsonl", "-m", model, "--jobs", 1, "--algo", "naive", "--max-new-tokens", 2, "--store", "st")
+    named = ("eval", "q.jsonl", "-m", model, "--algo", "naive", "--max-new-tokens", 2, "--store", "st")
     keys = []
     for salt in ((), ("--salt", SALT)):
         outcome = pic(*named, *salt, "-o", f"{len(salt)}.jsonl")
@@ -199,16 +187,14 @@ def test_evaluations_compile_with_the_salt(model: Path, texts: tuple[Path, Path]
 def test_benches_have_the_salt_and_do_not_keep_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings().override(salt=SALT, device="cpu")
     for options in (BenchOptions(shape="tiny"), BenchOptions(model=str(model))):
-        assert open_bench_model(options, settings, "tiny", 0).salt == SALT
-    monkeypatch.setattr(sys, "argv", ["pic", "bench", "sync", "--salt", SALT, f"--salt={SALT}", "--salt-file", "f"])
+        assert open_bench_model(options, settings).salt == SALT
+    monkeypatch.setattr(sys, "argv", ["pic", "bench", "--salt", SALT, f"--salt={SALT}", "--salt-file", "f"])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # a program, and no module of -m
-    assert command_line() == "pic bench sync --salt ... --salt=... --salt-file f"
+    assert command_line() == "pic bench --salt ... --salt=... --salt-file f"
     assert SALT not in repr(settings)
 
 
 def test_every_command_with_a_model_takes_a_salt() -> None:
-    commands = ("compile", "link", "plan", "inspect", "eval", "tui", *(f"bench {name}" for name in (
-        "sync", "context",
-    )))  # fmt: skip
+    commands = ("compile", "link", "plan", "inspect", "eval", "tui", "bench")
     for command in commands:
-        assert pic(*command.split(), "--help").out.count("--salt") == 2, command
+        assert pic(command, "--help").out.count("--salt") == 2, command

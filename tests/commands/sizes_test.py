@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pictool.commands.console.sizes import parse_age, parse_size, show_age, show_size
+from pictool.commands.console.words import show_age, show_size
+from pictool.commands.settings.types import parse_age, parse_size
 from pictool.errors import InputError
 
 

@@ -72,10 +72,8 @@ def test_of_a_tenant_s_objects_no_names_are_kept(model: Path, texts: tuple[Path,
     assert "source" not in row and read_sources(Path(".pic")) == {}
 
 
-@pytest.mark.parametrize("verb", ["gc --max-size 1B", "gc --older-than 0s", "verify --repair"], ids=str)
+@pytest.mark.parametrize("verb", ["gc --max-size 1B", "gc --older-than 0s"], ids=str)
 def test_a_dry_run_removes_nothing_and_names_what_would_go(root: Path, verb: str) -> None:
-    if verb.startswith("verify"):
-        flip(one_of(root))
     before = {path: path.read_bytes() for path in root.rglob("*.kvo")}
     planned = pic("store", *verb.split(), "--dry-run", "--store", root)
     assert {path: path.read_bytes() for path in root.rglob("*.kvo")} == before
@@ -92,7 +90,7 @@ def test_ls_as_json(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", ["ls", "ls --stats", "verify", "gc", "export a.kva", "push all --remote r", "pin abcd"]
+    "verb", ["ls", "ls --stats", "verify", "gc", "push all -o a.kva", "push all --remote r", "pin abcd"]
 )
 def test_an_absent_store_is_named(verb: str) -> None:
     outcome = pic("store", *verb.split(), "--store", "nowhere")
@@ -155,10 +153,9 @@ def test_repair(root: Path) -> None:
     assert len(keys(root)) == 2 and pic("store", "verify", "--store", root).code == 0
 
 
-def test_ls_in_pages(root: Path) -> None:
+def test_ls_of_some(root: Path) -> None:
     first = pic("store", "ls", "--limit", 2, "--store", root, "--json").json
-    rest = pic("store", "ls", "--after", first[-1]["key"], "--store", root, "--json").json
-    assert [one["key"] for one in first + rest] == keys(root)
+    assert [one["key"] for one in first] == keys(root)[:2]
 
 
 def test_gc_to_a_size(root: Path) -> None:
@@ -220,25 +217,25 @@ def test_hits_and_misses_of_compiles_and_links(model: Path) -> None:
     assert "2 of 5 (40.0%)" in lines and "codec none" in lines
 
 
-def test_export_and_import(root: Path) -> None:
-    assert pic("store", "export", "all.kva", "--store", root, "--json").json["objects"] == 3
-    assert pic("store", "import", "all.kva", "--store", "other").err == "pic: 3 objects, 3 of them new\n"
+def test_an_archive_goes_from_store_to_store(root: Path) -> None:
+    assert pic("store", "push", "all", "-o", "all.kva", "--store", root, "--json").json["objects"] == 3
+    assert pic("store", "pull", "all.kva", "--store", "other").err == "pic: 3 objects, 3 of them new\n"
     assert keys(Path("other")) == keys(root)
-    pic("store", "export", "one.kva", keys(root)[1][:9], "--store", root)
-    pic("store", "import", "one.kva", "--store", "third")
+    pic("store", "push", keys(root)[1][:9], "-o", "one.kva", "--store", root)
+    pic("store", "pull", "one.kva", "--store", "third")
     assert keys(Path("third")) == [keys(root)[1]]
-    assert pic("store", "import", "missing.kva", "--store", "third").code == 1
+    assert pic("store", "pull", "missing.kva", "--store", "third").code == 1
 
 
 def test_an_archive_goes_to_stdout_and_replaces_no_file_unasked(objects: Objects) -> None:
     store = ("--store", objects.store)
     write("all.kva", "mine")
-    refused = pic("store", "export", "all.kva", *store)
+    refused = pic("store", "push", "all", "-o", "all.kva", *store)
     assert refused.code == 1 and "all.kva: exists already" in refused.err and Path("all.kva").read_text() == "mine"
-    assert pic("store", "export", "all.kva", "--force", *store).code == 0
-    piped = CliRunner().invoke(app, ["store", "export", "-", "--store", str(objects.store)])
+    assert pic("store", "push", "all", "-o", "all.kva", "--force", *store).code == 0
+    piped = CliRunner().invoke(app, ["store", "push", "all", "-o", "-", "--store", str(objects.store)])
     assert piped.stdout_bytes == Path("all.kva").read_bytes() and not Path("-").exists()
-    assert pic("store", "export", "-", "--json", *store).code == 2
+    assert pic("store", "push", "all", "-o", "-", "--json", *store).code == 2
 
 
 def test_a_rewritten_text_is_found_by_the_model_s_tokenizer(model: Path, texts: tuple[Path, Path]) -> None:
@@ -254,7 +251,7 @@ def test_a_rewritten_text_is_found_by_the_model_s_tokenizer(model: Path, texts: 
     assert pic("store", "verify").code == 0
     refused = pic("store", "verify", "-m", model)
     assert refused.code == 1 and f"{path}: its text is not that of its tokens" in refused.out
-    linked = pic("link", path, "-q", "?", "-m", model, "--algo", "speccache", "-p", f"spec_model={model}")
+    linked = pic("link", path, "-q", "?", "-m", model, "--algo", f"speccache:spec_model={model}")
     assert linked.code == 1 and "its text is not that of its tokens" in linked.err
     assert pic("store", "verify", "--repair", "-m", model).code == 0 and not path.exists()
     assert pic("store", "verify", "-m", model).code == 0

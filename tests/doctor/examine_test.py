@@ -6,7 +6,6 @@ import json
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as known
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,36 +25,19 @@ from pictool.runtime.architectures import REFUSED
 from pictool.store.store import Store
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "_FILE_BYTES", 2 << 20)
-    monkeypatch.setattr("pictool.bench.roofline._SIZE", 64)
-    monkeypatch.setattr("pictool.bench.roofline._COPY_BYTES", 1 << 20)
-
-
 def look(store: Store, device: str = "cpu") -> DoctorReport:
-    return DoctorReport(tuple(examine_surroundings(store, device, "auto")))
+    return DoctorReport(tuple(examine_surroundings(store, device)))
 
 
 def test_what_is_found(store: Store) -> None:
     report = look(store)
     assert report.is_good
     assert report.of("versions").values["torch"] == torch.__version__
-    assert report.of("rates").values["flops_s"] > 0
-    assert report.of("disk").values["write_bytes_s"] > 0
+    assert report.of("disk").values["free_bytes"] > 0
     assert report.of("store").status is VerdictStatus.NOTE and "does not exist yet" in report.of("store").text
     assert report.of("pic serve").status is VerdictStatus.OK
     store.root.mkdir(parents=True)
     assert report != look(store) and look(store).of("store").values == {"objects": 0, "bytes": 0}
-
-
-@pytest.mark.parametrize(("gain", "told"), [(2.136, "oneDNN is 2.14 times as fast as the BLAS"), (None, "no oneDNN")])
-def test_what_onednn_gains_is_told(
-    gain: float | None, told: str, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    monkeypatch.setattr(surroundings, "onednn_gain", lambda: gain)
-    rates = look(store).of("rates")
-    assert told in rates.text and rates.values["onednn_gain"] == gain
 
 
 def test_what_is_missing_is_told_with_what_installs_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,9 +64,6 @@ def test_what_is_asked_for_and_not_there_fails(store: Store, monkeypatch: pytest
     assert report.of("accelerator").status is VerdictStatus.FAILED
     monkeypatch.setattr("os.access", lambda *_: False)
     assert look(store).of("disk").status is VerdictStatus.FAILED
-    monkeypatch.undo()
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1))
-    assert "too few to measure" in look(store).of("disk").text
 
 
 def test_an_accelerator_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

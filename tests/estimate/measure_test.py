@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import string
 import tracemalloc
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from estimate.references import prefixes, repeats
+from estimate.references import prefixes
 from pictool.estimate.hashing import Rolling
 from pictool.estimate.lru import LruCaches
 from pictool.estimate.measure import Measure
@@ -74,30 +72,19 @@ def linked(prompts: Sequence[LoggedPrompt], starts: Sequence[int]) -> list[int]:
     return counts
 
 
-def kinds_of(prompt: LoggedPrompt) -> list[str]:
-    """The kind of each byte."""
-    kinds = list[str]()
-    for segment in prompt.segments:
-        is_whole = segment.is_marked or segment.kind == "assistant"
-        content = str(segment.content)
-        for kind, text in [(segment.kind, content)] if is_whole else split_text(segment.kind, content):
-            kinds += [kind] * len(text.encode())
-    return kinds
-
-
 def data_of(prompt: LoggedPrompt) -> bytes:
     return b"".join(str(segment.content).encode() for segment in prompt.segments)
 
 
 @pytest.mark.parametrize("part", range(6))
-def test_prefix_linkable_and_at_most_are_those_of_their_definitions(part: int) -> None:
+def test_prefix_and_linkable_are_those_of_their_definitions(part: int) -> None:
     for number in range(30):
         prompts = random_prompts(random.Random(100 * part + number))
         measure = Measure()
         for prompt in prompts:
             measure.add(prompt)
         measure.finish()
-        found, most = np.asarray(measure.series).reshape(-1, 5)[:, 1:] * 4, Counter[str]()
+        found = np.asarray(measure.series).reshape(-1, 4)[:, 1:] * 4
         for tenant in {prompt.tenant for prompt in prompts}:
             own = [i for i, prompt in enumerate(prompts) if prompt.tenant == tenant]
             texts = [data_of(prompts[i]) for i in own]
@@ -105,11 +92,6 @@ def test_prefix_linkable_and_at_most_are_those_of_their_definitions(part: int) -
             assert found[own, 0].tolist() == [len(text) for text in texts]
             assert found[own, 1].tolist() == starts
             assert found[own, 2].tolist() == linked([prompts[i] for i in own], starts)
-            places = repeats(texts, SCALE.window)
-            assert found[own, 3].tolist() == [sum(which) for which in places]
-            for i, which in zip(own, places, strict=True):
-                most.update(itertools.compress(kinds_of(prompts[i]), which))
-        assert {kind: tokens.most * 4 for kind, tokens in measure.totals.kinds.items() if tokens.most} == most
 
 
 def test_a_long_prompt_takes_a_bounded_memory_beside_what_is_remembered() -> None:

@@ -72,10 +72,6 @@ def test_pieces_of_one_text_follow_one_another() -> None:
     ("wrong", "message"),
     [
         (case("bad", [A, ""]), "case bad: document 2: has no tokens"),
-        (case("bad", [A, LONG]), "case bad: document 2: "),
-        (case("bad", [LONG]), f"takes {POSITIONS} positions; cut documents with --chunk-tokens, or leave such cases"),
-        (case("bad", [A], query=LONG), "case bad: has "),
-        (case("bad", [A], max_new_tokens=POSITIONS), "leave such cases out with --skip-long"),
         (case("bad", [A], query=" "), "case bad: the query is empty"),
         (case("bad", [A], query_template="?"), "case bad: query template '?': must contain {query}"),
     ],
@@ -91,31 +87,29 @@ def test_a_case_fits_up_to_the_last_position() -> None:
     opened, short = model(), case("1", [A])
     prompt = group_cases(opened, [short], SpecOptions()).groups[0].cases[0].num_tokens
     assert group_cases(opened, [short], SpecOptions(max_new_tokens=POSITIONS - prompt + 1)).groups
-    with pytest.raises(InputError, match=f"{prompt} tokens of prompt"):
-        group_cases(opened, [short], SpecOptions(max_new_tokens=POSITIONS - prompt + 2))
+    longer = group_cases(opened, [short], SpecOptions(max_new_tokens=POSITIONS - prompt + 2))
+    assert longer.skipped == ("1",) and not longer.groups
 
 
-def test_what_is_too_long_is_left_out_if_asked_for() -> None:
+def test_what_is_too_long_is_left_out() -> None:
     cases = [case("1", [C]), case("2", [LONG]), case("3", [A, LONG]), case("4"), case("5", query=LONG), case("6")]
-    grouped = group_cases(model(), cases, SpecOptions(), skip_long=True)
+    grouped = group_cases(model(), cases, SpecOptions())
     assert [prepared.id for group in grouped.groups for prepared in group.cases] == ["1", "4", "6"]
     assert grouped.skipped == ("2", "3", "5") and len(grouped.groups) == 2
     with pytest.raises(InputError, match="case 0: document 1: has no tokens"):
-        group_cases(model(), [case("0", [""]), *cases], SpecOptions(), skip_long=True)
+        group_cases(model(), [case("0", [""]), *cases], SpecOptions())
 
 
 def test_chunks_that_are_cut_fit() -> None:
     assert len(group_cases(model(), [case("1", [LONG[:800]])], SpecOptions(chunk_tokens=100)).groups[0].chunks) > 1
-    grouped = group_cases(model(), [case("1", [LONG])], SpecOptions(chunk_tokens=2 * POSITIONS), skip_long=True)
+    grouped = group_cases(model(), [case("1", [LONG])], SpecOptions(chunk_tokens=2 * POSITIONS))
     assert grouped.skipped == ("1",)
 
 
 def test_an_answer_does_not_cross_the_switch_of_long_rope() -> None:
     """Long RoPE of this model changes at 128 tokens."""
     opened, long = subjects.subject("phi3-long").model, case("1", [A], max_new_tokens=128)
-    with pytest.raises(InputError, match=r"case 1: has .* which cross 128, where the RoPE"):
-        group_cases(opened, [long], SpecOptions())
-    assert group_cases(opened, [long], SpecOptions(), skip_long=True).skipped == ("1",)
+    assert group_cases(opened, [long], SpecOptions()).skipped == ("1",)
 
 
 @pytest.mark.parametrize(

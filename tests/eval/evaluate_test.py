@@ -16,12 +16,10 @@ from eval.shared import CASES, SPECS, CaseList, case, model, model_directory, nu
 
 from pictool.api import compile
 from pictool.errors import InputError
-from pictool.eval import evaluate as evaluations
-from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.cases import SpecOptions
-from pictool.eval.evaluate import default_jobs, evaluate
+from pictool.eval.evaluate import evaluate
+from pictool.eval.policies import parse_policies
 from pictool.eval.runner import Runner
-from pictool.runtime.model import wrap_model
 from pictool.store.objects.format import CompiledChunk
 from pictool.store.store import Store
 
@@ -40,9 +38,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
     ran: list[tuple[str, tuple[str, ...]]] = []
     original = Runner.run
 
-    def spy(self: Runner, task: Any) -> Any:
-        ran.extend(task.labels.items())
-        return original(self, task)
+    def spy(self: Runner, group: Any, labels: Any) -> Any:
+        ran.extend(labels.items())
+        return original(self, group, labels)
 
     monkeypatch.setattr(Runner, "run", spy)
     return ran
@@ -50,7 +48,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
 
 def test_a_row_for_every_case_and_label_in_order_of_dataset_and_table(store: Store) -> None:
     done = run(store)
-    labels = [algorithm.label for algorithm in parse_algorithms(SPECS)]
+    labels = [labelled.label for labelled in parse_policies(SPECS)]
     assert [(row.id, row.label) for row in done.results] == [(case.id, label) for case in CASES for label in labels]
     assert done.groups == (("one", "two"), ("three",), ("four",))
 
@@ -76,7 +74,7 @@ def test_numbers_do_not_depend_on_what_the_store_holds(store: Store, expected: l
 def test_numbers_do_not_depend_on_which_policies_and_cases_came_before(
     store: Store, expected: list[dict[str, Any]]
 ) -> None:
-    for specs in (["legolink-0"], ["mapreduce:summary_tokens=3"], SPECS):
+    for specs in (["legolink-0"], ["legolink-2"], SPECS):
         for limit in (2, 4):
             done = run(store, specs, limit=limit, output=Path("r.jsonl"))
     assert numbers(done) == expected
@@ -131,12 +129,6 @@ def test_documents_are_reused_in_the_codec_that_is_asked_for(store: Store) -> No
     assert kept == {"none", "zstd", "int4"}
 
 
-def test_force_runs_everything_again(store: Store, asked: list[Any]) -> None:
-    run(store, ["naive"], limit=1)
-    run(store, ["naive"], limit=1, force=True)
-    assert asked == [("one", ("full", "naive"))] * 2
-
-
 def test_progress_counts_what_is_done_already(store: Store) -> None:
     run(store, ["naive"], limit=2)
     progress: list[tuple[int, int]] = []
@@ -144,7 +136,7 @@ def test_progress_counts_what_is_done_already(store: Store) -> None:
         model(),
         store,
         CaseList(),
-        parse_algorithms(["naive"]),
+        parse_policies(["naive"]),
         on_progress=lambda done, total: progress.append((done, total)),
     )
     assert progress == [(4, 8), (6, 8), (8, 8)]
@@ -154,21 +146,19 @@ def test_times_of_another_machine_are_told(store: Store) -> None:
     done = run(store, ["naive"], limit=2)
     done.path.write_text(done.path.read_text().replace('"cores": ', '"cores": 9'))
     notes: list[str] = []
-    evaluate(model(), store, CaseList(), parse_algorithms(["naive"]), on_note=notes.append)
+    evaluate(model(), store, CaseList(), parse_policies(["naive"]), on_note=notes.append)
     assert notes == [f"{done.path}: was begun on another machine; its times are of both"]
 
 
-def test_cases_that_are_too_long_are_left_out_if_asked_for(store: Store) -> None:
+def test_cases_that_are_too_long_are_left_out(store: Store) -> None:
     dataset = CaseList((case("one"), case("long", ["harbour " * 600]), case("two")))
-    with pytest.raises(InputError, match="case long: document 1"):
-        run(store, ["naive"], dataset)
-    done = run(store, ["naive"], dataset, skip_long=True)
+    done = run(store, ["naive"], dataset)
     assert done.skipped == ("long",) and done.groups == (("one",), ("two",))
     with pytest.raises(InputError, match="given: none of the 1 cases fits"):
-        run(store, ["naive"], CaseList((case("long", ["harbour " * 600]),)), skip_long=True)
+        run(store, ["naive"], CaseList((case("long", ["harbour " * 600]),)))
 
 
-@pytest.mark.parametrize(("option", "message"), [({"limit": 0}, "--limit 0"), ({"jobs": 0}, "--jobs 0")])
+@pytest.mark.parametrize(("option", "message"), [({"limit": 0}, "--limit 0")])
 def test_options_that_are_refused(store: Store, option: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=f"{message}: must be 1 or more"):
         run(store, ["naive"], **option)
@@ -192,27 +182,13 @@ def test_threads_are_those_of_the_file_and_are_put_back(store: Store, monkeypatc
     seen: list[int] = []
     original = Runner.run
 
-    def spy(self: Runner, task: Any) -> Any:
-        seen.append(torch.get_num_threads())
-        return original(self, task)
+    def spy(self: Runner, group: Any, labels: Any) -> Any:
+        seen.extend([torch.get_num_threads()] if labels else [])
+        return original(self, group, labels)
 
     monkeypatch.setattr(Runner, "run", spy)
     assert run(store, ["naive"], limit=3).header.threads == 2
     assert seen == [2] and torch.get_num_threads() == 1
-
-
-def test_small_models_have_a_process_per_core_and_large_ones_their_threads(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    assert default_jobs(model()) == len(os.sched_getaffinity(0))
-    assert run(store, ["naive"], limit=1).header.threads == 1
-    in_memory = wrap_model(model().module, model().tokenizer)
-    assert default_jobs(in_memory) == 1
-    monkeypatch.setattr(evaluations, "SMALL_MODEL_BYTES", 1000)
-    assert default_jobs(model()) == default_jobs(in_memory) == 1
-    assert run(store, ["naive"], CaseList((case("other"),))).header.threads == 3
 
 
 # Killed

@@ -17,11 +17,11 @@ from transformers import LlamaConfig
 from pictool.api import compile, link
 from pictool.core import Chunk, PromptText, Sampling
 from pictool.errors import ModelError, PicError
-from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.cases import CaseGroup, PreparedCase, SpecOptions, group_cases
 from pictool.eval.metrics import METRICS
+from pictool.eval.policies import parse_policies
 from pictool.eval.results import CaseResult
-from pictool.eval.runner import GroupTask, Runner, object_store
+from pictool.eval.runner import Runner, object_store
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
 from pictool.linker.resolve import Part, separated
@@ -29,7 +29,7 @@ from pictool.runtime.decode import generate
 from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
 
-ALGORITHMS = parse_algorithms(SPECS)
+ALGORITHMS = parse_policies(SPECS)
 LABELS = tuple(algorithm.label for algorithm in ALGORITHMS)
 POLICIES = {
     "full": make_policy("full", {}), "naive": make_policy("naive", {}), "legolink-2": make_policy("legolink", {"k": 2}),
@@ -48,8 +48,8 @@ def groups_of(opened: Model, *cases: Any) -> tuple[CaseGroup, ...]:
 
 def rows_of(opened: Model, store: Store, *cases: Any) -> dict[tuple[str, str], CaseResult]:
     runner = Runner(opened, store, ALGORITHMS)
-    tasks = [GroupTask(group, {prepared.id: LABELS for prepared in group.cases}) for group in groups_of(opened, *cases)]
-    return {row.key: row for task in tasks for row in runner.run(task)}
+    tasks = [(group, {prepared.id: LABELS for prepared in group.cases}) for group in groups_of(opened, *cases)]
+    return {row.key: row for task in tasks for row in runner.run(*task)}
 
 
 @pytest.fixture(scope="module")
@@ -141,10 +141,9 @@ def test_agreement_is_by_position_over_the_longer_answer(opened: Model, store: S
 def test_what_is_reused_is_read_and_full_reads_nothing(rows: dict[tuple[str, str], CaseResult], opened: Model) -> None:
     """A token's KV is 2 × 3 layers × 2 heads × 8 dims × 4 bytes."""
     for name in ("one", "two", "three", "four"):
-        assert rows[name, "full"].bytes_read == rows[name, "maprerank"].bytes_read == 0
+        assert rows[name, "full"].bytes_read == 0
         assert rows[name, "naive"].bytes_read == 384 * (rows[name, "naive"].context - rows[name, "naive"].rows)
         assert rows[name, "full"].rows == rows[name, "full"].context
-    assert rows["one", "maprerank"].kl is None and rows["one", "mapreduce:summary_tokens=3"].kl is None
 
 
 def test_times_are_there_and_their_parts_are_within_the_whole(rows: dict[tuple[str, str], CaseResult]) -> None:
@@ -156,19 +155,19 @@ def test_times_are_there_and_their_parts_are_within_the_whole(rows: dict[tuple[s
 def test_only_what_is_wanted_is_run(opened: Model, store: Store) -> None:
     first = groups_of(opened, *CASES)[0]
     runner = Runner(opened, store, ALGORITHMS)
-    found = runner.run(GroupTask(first, {"two": ("naive",)}))
+    found = runner.run(first, {"two": ("naive",)})
     assert [row.key for row in found] == [("two", "naive")]
     assert found[0].numbers == rows_of(opened, store, *CASES)["two", "naive"].numbers
 
 
 def test_objects_are_those_that_policies_want_each_compiled_alone(opened: Model, store: Store) -> None:
     group = groups_of(opened, case("x", [A, B, A]))[0]
-    Runner(opened, store, parse_algorithms(["maprerank"])).run(GroupTask(group, {"x": ("full", "maprerank")}))
+    Runner(opened, store, parse_policies([])).run(group, {"x": ("full",)})
     assert store.keys() == []
-    Runner(opened, store, ALGORITHMS).run(GroupTask(group, {"x": ("legolink-0",)}))
+    Runner(opened, store, ALGORITHMS).run(group, {"x": ("legolink-0",)})
     sinks = [found.meta.sinks for found in store.objects() if found.meta and found.text in (A, B)]
     assert sinks == [4, 4]
-    Runner(opened, store, ALGORITHMS).run(GroupTask(group, {"x": LABELS}))
+    Runner(opened, store, ALGORITHMS).run(group, {"x": LABELS})
     alone = Store(store.root / "alone")
     for found in store.objects():
         assert found.meta is not None
@@ -182,19 +181,19 @@ def test_objects_of_other_threads_are_kept_apart(opened: Model, store: Store) ->
     assert one == same != four and one.parent == store.root / "eval"
 
 
-def test_errors_name_the_case_and_the_algorithm(opened: Model, store: Store, tmp_path: Path) -> None:
+def test_errors_name_the_case_and_the_policy(opened: Model, store: Store, tmp_path: Path) -> None:
     small = tiny.save_model(tmp_path, LlamaConfig(**{**tiny.SIZE, "max_position_embeddings": 60}))
-    algorithms = parse_algorithms([f"speccache:spec_model={small}"])
-    task = GroupTask(groups_of(opened, CASES[0])[0], {"one": ("full", algorithms[1].label)})
+    algorithms = parse_policies([f"speccache:spec_model={small}"])
+    task = (groups_of(opened, CASES[0])[0], {"one": ("full", algorithms[1].label)})
     with pytest.raises(PicError, match=r"^case one, speccache-15:\S+: the prompt has \d+ tokens for the speculative"):
-        Runner(opened, store, algorithms).run(task)
+        Runner(opened, store, algorithms).run(*task)
 
 
 def test_a_policy_that_does_not_suit_the_model_is_refused_before_any_case(opened: Model, store: Store) -> None:
-    algorithms = parse_algorithms(["cacheblend:layers=9"])
-    task = GroupTask(groups_of(opened, CASES[0])[0], {"one": (algorithms[1].label,)})
+    algorithms = parse_policies(["cacheblend:layers=9"])
+    task = (groups_of(opened, CASES[0])[0], {"one": (algorithms[1].label,)})
     with pytest.raises(PicError, match=r"^cacheblend: layers=9, but the model has the layers 0 to 2"):
-        Runner(opened, store, algorithms).run(task)
+        Runner(opened, store, algorithms).run(*task)
 
 
 def test_numbers_that_are_none_are_refused(store: Store, tmp_path: Path) -> None:
@@ -203,6 +202,6 @@ def test_numbers_that_are_none_are_refused(store: Store, tmp_path: Path) -> None
     module.save_pretrained(tmp_path / "broken")
     tiny.tokenizer().save_pretrained(tmp_path / "broken")
     broken = load_model(str(tmp_path / "broken"), "cpu", "float32")
-    task = GroupTask(groups_of(broken, CASES[0])[0], {"one": ("full",)})
+    task = (groups_of(broken, CASES[0])[0], {"one": ("full",)})
     with pytest.raises(ModelError, match="computes numbers that are not finite in float32; use another --dtype"):
-        Runner(broken, store, ALGORITHMS).run(task)
+        Runner(broken, store, ALGORITHMS).run(*task)

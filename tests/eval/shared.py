@@ -14,16 +14,16 @@ from typing import Any, ClassVar
 import tiny
 from transformers import LlamaConfig
 
-from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.cases import SpecOptions
 from pictool.eval.datasets.base import Case, Dataset
 from pictool.eval.evaluate import Evaluation, EvaluationOptions, evaluate
+from pictool.eval.policies import parse_policies
 from pictool.eval.summary import summarise
 from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
 
 POSITIONS = 512
-SPECS = ("naive", "legolink-2", "cacheblend-30", "legolink-0", "maprerank", "mapreduce:summary_tokens=3")
+SPECS = ("naive", "legolink-2", "cacheblend-30", "legolink-0")
 A = "The harbour was quiet. It holds a festival in the spring; nobody knows why.\n"
 B = 'Numbers such as 1,024 or 3.14 stand here too, and words. "Really?" she asked.\n'
 C = "Nobody knows the harbour, and emoji 🙂 stand in the spring.\n"
@@ -80,7 +80,7 @@ def run(
     options: SpecOptions = SpecOptions(),
     **run_options: Any,
 ) -> Evaluation:
-    return evaluate(model(), store, dataset, parse_algorithms(specs), options, EvaluationOptions(**run_options))
+    return evaluate(model(), store, dataset, parse_policies(specs), options, EvaluationOptions(**run_options))
 
 
 def numbers(evaluation: Evaluation) -> list[dict[str, Any]]:

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from pictool.errors import InputError
-from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.evaluate import Evaluation
-from pictool.eval.methods import Times
-from pictool.eval.results import CaseResult, ResultsHeader
+from pictool.eval.policies import parse_policies
+from pictool.eval.results import CaseResult, ResultsHeader, Times
 from pictool.eval.statistics import clustered_mean
 from pictool.eval.summary import Summary, summarise
 
 HEADER = ResultsHeader("pictool-eval", 1, "0", "0", {"name": "given", "params": {}}, {"name": "tiny"}, {}, 1, {})
-ALGORITHMS = tuple(parse_algorithms(["naive", "maprerank"]))
+ALGORITHMS = tuple(parse_policies(["naive", "legolink-2"]))
 GROUPS = (("a", "b"), ("c",))
 
 
@@ -44,7 +43,7 @@ ROWS = [
         row("c", "naive", 1.0, kl=0.0, agreement=0.0, common_prefix=0, rows=8.0, bytes_read=60, peak_bytes=None,
             timing=times(0.8)),
     ],
-    [row(name, "maprerank", 0.0, kl=None, answer_kl=None, timing=Times(2.0, 0, 0, 1, 0.0)) for name in "abc"],
+    [row(name, "legolink-2", 0.0, kl=None, answer_kl=None, timing=Times(2.0, 0, 0, 1, 0.0)) for name in "abc"],
 ]  # fmt: skip
 
 
@@ -64,7 +63,7 @@ def test_what_it_is_about(summary: Summary) -> None:
     assert summary.kinds == {"x": 2, "y": 1} and [line.label for line in summary.lines] == [
         "full",
         "naive",
-        "maprerank",
+        "legolink-2",
     ]
     assert json.loads(json.dumps(summary.report()))["lines"][1]["score"]["mean"] == pytest.approx(2 / 3)
 
@@ -124,7 +123,7 @@ def test_sizes_are_those_that_ids_name() -> None:
 
 def test_answers_that_the_order_of_documents_changes() -> None:
     """Full says A, A, B: one pair of orders is comparable; naive says A, C, C to these: it changes."""
-    answers = {"full": "AAB", "naive": "ACC", "maprerank": "DDE"}
+    answers = {"full": "AAB", "naive": "ACC", "legolink-2": "DDE"}
     rows = [
         [replace(row, id=f"order-4x50-0-7-{i}", answer=answers[row.label][i]) for i, row in enumerate(rows)]
         for rows in ROWS
@@ -152,7 +151,7 @@ def test_the_keys_of_the_json_are_a_contract(summary: Summary) -> None:
     report = summary.report()
     line = report["lines"][1]
     assert [list(values) for values in (report, line, line["score"], line["timing"])] == [
-        ["title", "results", "header", "metric", "questions", "units", "verified", "skipped", "kinds", "sizes",
+        ["title", "results", "header", "metric", "questions", "units", "skipped", "kinds", "sizes",
              "tokens", "lines"],
         ["label", "algo", "params", "score", "difference", "lost", "won", "kl", "answer_kl",
          "same_answer", "agreement", "common_prefix", "rows", "row_share", "timing", "speedup", "decode_tokens_per_s",

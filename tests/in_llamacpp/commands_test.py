@@ -62,7 +62,9 @@ def test_what_it_cannot_do_is_refused(tiny_gguf: Path, texts: list[Path], option
 
 
 def test_a_trace_is_written_and_read_and_attention_is_refused(tiny_gguf: Path, texts: list[Path]) -> None:
-    linked = pic("link", "-m", tiny_gguf, *texts, "-q", QUESTION, "-k", 4, "--trace", "x.trace", "--json").json
+    linked = pic(
+        "link", "-m", tiny_gguf, *texts, "-q", QUESTION, "--algo", "legolink-4", "--trace", "x.trace", "--json"
+    ).json
     shown = pic("inspect", "x.trace", "--json").json
     assert shown["answer"] == linked["answer"] and shown["tokens"] == linked["tokens"]
     for options in (["--attention"], ["--against", "full"]):

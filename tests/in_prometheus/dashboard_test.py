@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from commands.run import pic
 from serve.live import DOCS, QUESTION, Live
 
-ALERTS = Path(__file__).parents[2] / "examples" / "monitoring" / "alerts.yml"
+MONITORING = Path(__file__).parents[2] / "examples" / "monitoring"
+ALERTS, DASHBOARD = MONITORING / "alerts.yml", MONITORING / "dashboard.json"
 _LIMIT_S = 60.0
 _VARIABLES = {"$__rate_interval": "1m", "$job": ".*", "$instance": ".*"}
 
@@ -62,7 +62,7 @@ def prometheus(live: Live, tmp_path: Path) -> Iterator[str]:
 
 
 def test_every_panel_has_data(prometheus: str) -> None:
-    dashboard = json.loads(pic("serve", "--dashboard").out)
+    dashboard = json.loads(DASHBOARD.read_text())
     for panel in dashboard["panels"]:
         for target in panel["targets"]:
             expression = target["expr"]

@@ -60,7 +60,7 @@ def test_the_first_chunk_behind_an_empty_head_is_exact() -> None:
 
 def test_without_a_table_the_first_tokens_or_a_message() -> None:
     assert chosen({"ratio": 0.1, "fallback": "legolink"}, tables=(A, None, A)) == [[1], [0, 1, 2], [1]]
-    with pytest.raises(InputError, match=r'the object of "b…" has no table.*--probes 8.*--fallback legolink'):
+    with pytest.raises(InputError, match=r'the object of "b…" has no table.*--probes 8.*fixup:fallback=legolink'):
         chosen({}, tables=(A, None, A))
 
 

@@ -229,7 +229,7 @@ def test_a_large_query_is_read_in_pieces(model: Model, store: Store, monkeypatch
 
 
 def test_each_object_of_a_request_is_a_turn_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of `pic link --server`, of a call, of marked parts, and of caches; what is stored already is none."""
+    """Of /v1/link, of a call, of marked parts, and of caches; what is stored already is none."""
     turns, checkpoint = 0, EngineTask.checkpoint
 
     def counted(task: EngineTask, ends_turn: bool = False) -> None:

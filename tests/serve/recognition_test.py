@@ -10,7 +10,6 @@ import pytest
 
 from pictool.core import Sampling
 from pictool.errors import InputError
-from pictool.fidelity.sample import SamplePrompt, keep_sample
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model
 from pictool.serve.backends.torch.backend import BackendSettings
@@ -156,18 +155,6 @@ def test_with_a_chat_template_markers_stand_in_system_text_too(tmp_path: Path) -
 def test_the_check_is_zero_for_exact_policies_and_not_for_blind_reuse(model: Model) -> None:
     assert check_linking(model, parse_policy("legolink:k=999")) == pytest.approx(0, abs=1e-6)
     assert check_linking(model, parse_policy("naive")) > 1e-6
-
-
-def test_the_check_is_on_the_documents_that_were_tuned_on(model: Model, tmp_path: Path) -> None:
-    naive, store = parse_policy("naive"), Store(tmp_path)
-    made_up = check_linking(model, naive)
-    keep_sample(store.root, [SamplePrompt(tuple(DOCS), QUESTION)])
-    tuned = check_linking(model, naive, tuned=store.root)
-    with start_backend(model, store, BackendSettings(naive, refresh_s=3600), 9.0) as backend:
-        assert backend.status().divergence["naive"] == pytest.approx(tuned) != pytest.approx(made_up)
-    (store.root / "check.json").write_text("{")
-    with pytest.raises(InputError, match=r"check\.json.*run pic tune again.*--check off"):
-        start_backend(model, store, BackendSettings(naive, refresh_s=3600), 9.0)
 
 
 def test_a_model_that_links_badly_is_answered_exactly_and_says_so(tmp_path: Path) -> None:

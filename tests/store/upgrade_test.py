@@ -107,7 +107,7 @@ def test_a_link_of_old_objects_answers_as_one_of_new_ones() -> None:
 
 
 def test_an_old_chain_is_reused() -> None:
-    again = ("link", "a.txt", "-q", "where?", *HERE, "--algo", "prefix", "-p", "block=16", "--max-new-tokens", 2)
+    again = ("link", "a.txt", "-q", "where?", *HERE, "--algo", "prefix:block=16", "--max-new-tokens", 2)
     before = Store("st").keys()
     assert pic(*again, "--json").json["tokens"]["recomputed"] < 19
     assert set(before) <= set(Store("st").keys())

@@ -134,20 +134,3 @@ def test_what_one_token_of_a_chunk_draws_is_known() -> None:
                        [0.1, 0.1, 0.125], [0.0625, 0.1, 0.125]]).mean(1)  # fmt: skip
     np.testing.assert_allclose(offsets[0, :3], [(mean[1] + mean[4]) / 2, (mean[2] + mean[5]) / 2, mean[3]], rtol=1e-6)
     assert np.isnan(offsets[:, 3]).all()
-
-
-def test_scaling_is_min_max_of_the_scores() -> None:
-    attention = by_hand()
-    logits = np.log(attention.weights[0, 0, 0, :7].astype(np.float64))
-    expected = (logits - logits.min()) / (logits.max() - logits.min())
-    np.testing.assert_allclose(attention.minmax(0, 0)[0, :7], expected, atol=1e-6)
-    assert np.isnan(attention.minmax(0, 0)[0, 7:]).all()
-    np.testing.assert_allclose(attention.minmax(1)[0, :7], 0, atol=1e-6)  # all the same: nothing stands out
-    np.testing.assert_allclose(attention.minmax()[0, :7], (expected + attention.minmax(1)[0, :7]) / 2, atol=1e-6)
-
-
-def test_scaling_keeps_what_rounds_to_no_attention() -> None:
-    scores = np.array([[[[0, -400, -200]]]], dtype=np.float32)
-    attention = AttentionMap(scores, (0,), (0, 1, 2), 3)
-    assert attention.weights.tolist() == [[[[1, 0, 0]]]]
-    assert attention.minmax().tolist() == [[1, 0, 0.5]]

@@ -11,8 +11,6 @@ import pytest
 import reference
 import tiny
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from subjects import ARCHITECTURES, HEAD, LENGTH_DEPENDENT, LENGTHS, make_chunks, of_keys, parts_of, run, subject
 from traces import trace_of_link
@@ -33,7 +31,6 @@ from pictool.trace.deviation import (
     _cosine_distance,
     attention_deviation,
     kv_deviation,
-    neighbour_correlation,
 )
 from pictool.trace.format import Trace
 
@@ -173,57 +170,6 @@ def test_one_decoded_token_more_or_less_is_another_prompt(store: Store) -> None:
         kv_deviation(linked, Image(linked.stack, longer))
 
 
-# Correlation
-
-
-def average_ranks(x: Array) -> Array:
-    return np.array([(x < value).sum() + ((x == value).sum() - 1) / 2 for value in x])
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(2, 5), st.integers(3, 12), st.data())
-def test_spearman_is_the_correlation_of_the_ranks(layers: int, n: int, data: st.DataObject) -> None:
-    values = data.draw(st.lists(st.integers(0, 6), min_size=layers * n, max_size=layers * n))
-    deviation = np.array(values, dtype=np.float32).reshape(layers, n)
-    got = neighbour_correlation(deviation).layers
-    assert got.shape == (layers - 1,)
-    for upper, lower, correlation in zip(deviation, deviation[1:], got, strict=False):
-        if np.ptp(upper) == 0 or np.ptp(lower) == 0:
-            assert np.isnan(correlation)
-        else:
-            expected = np.corrcoef(average_ranks(upper.astype(float)), average_ranks(lower.astype(float)))[0, 1]
-            assert correlation == pytest.approx(expected, abs=1e-12)
-
-
-def test_correlation_of_deviations_made_by_hand() -> None:
-    deviation = np.array([[1, 2, 3, 4, 99], [10, 20, 300, 4000, 0], [8, 7, 6, 5, 99]], dtype=np.float32)
-    correlation = neighbour_correlation(deviation, (0, 4))
-    assert correlation.layers.tolist() == pytest.approx([1, -1])
-    assert correlation.mean == pytest.approx(0)
-    assert neighbour_correlation(deviation).layers[0] == pytest.approx(0)
-
-
-def test_what_has_no_correlation_is_nan_and_warns_nobody() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        constant = neighbour_correlation(np.array([[1.0, 1.0, 1.0], [1.0, 2.0, 3.0], [1.0, 3.0, 4.0]]))
-        assert np.isnan(constant.layers[0]) and constant.layers[1] == pytest.approx(1) and constant.mean == 1
-        for few in (np.ones((3, 1)), np.ones((3, 0))):
-            assert np.isnan(neighbour_correlation(few).layers).all() and np.isnan(neighbour_correlation(few).mean)
-        assert np.isnan(neighbour_correlation(np.array([[1.0, np.nan, 2.0], [1.0, 2.0, 3.0]])).layers).all()
-        assert neighbour_correlation(np.ones((1, 4))).layers.shape == (0,)
-    with pytest.raises(InputError, match=r"\[layers, tokens\]"):
-        neighbour_correlation(np.ones(4))
-
-
-def test_deviations_of_a_link_correlate_between_deeper_layers(store: Store) -> None:
-    """Any two layers after layer 0; the correlation is defined there."""
-    linked, full = linked_by("llama", store, "naive").image, linked_by("llama", store, "full").image
-    deviation = kv_deviation(linked, full)
-    correlation = neighbour_correlation(deviation.both[1:], (full.layout.head[1], full.layout.num_context))
-    assert correlation.layers.shape == (1,) and 0 < correlation.mean < 1
-
-
 def test_results_are_frozen() -> None:
     nothing = np.zeros((1, 1), dtype=np.float32)
     assert replace(KVDeviation(nothing, nothing, nothing), key=nothing + 3).both[0, 0] == 3
@@ -276,4 +222,3 @@ def test_attention_gained_is_lost_elsewhere_and_columns_make_the_norm(store: Sto
     # By the triangle inequality a column is no longer than the matrix, and all of them together no shorter.
     assert (attention.tokens.max(1) <= attention.layers + 1e-6).all()
     assert (attention.tokens.sum(1) >= attention.layers - 1e-6).all()
-    assert deviation.correlation.layers.shape == (1,)

@@ -14,7 +14,7 @@ import pytest
 from traces import make_trace
 
 import pictool
-from pictool.trace.html import answer_html, list_html, table_html
+from pictool.trace.html import answer_html, list_html, table_html, trace_html
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "examples" / "documents.ipynb"
@@ -47,14 +47,14 @@ class Page(HTMLParser):
 
 def test_every_token_is_shown_once_and_those_that_were_computed_are_marked() -> None:
     pieces = tuple(f"token{number:02d} " for number in range(10))
-    page = Page(replace(make_trace(rows=((2, 3), (2,), ())), pieces=pieces)._repr_html_())
+    page = Page(trace_html(replace(make_trace(rows=((2, 3), (2,), ())), pieces=pieces)))
     assert re.findall(r"token\d\d", page.text) == [piece.strip() for piece in pieces]
     assert re.findall(r"token\d\d", page.marked) == ["token02", "token03", "token08", "token09"]
 
 
 def test_a_token_that_more_layers_computed_is_marked_more() -> None:
     trace = make_trace(rows=((2, 3), (2,), ()))
-    parts = trace._repr_html_().split("</small>")[-1]
+    parts = trace_html(trace).split("</small>")[-1]
     shares = [float(found) for found in re.findall(r"rgba\(.*?, ([\d.]+)\)", parts)]
     assert shares == [round(0.2 + 0.6 * share, 2) for share in (2 / 3, 1 / 3, 1)]
     assert np.allclose(trace.rows.mean(0)[[2, 3, 8]], [2 / 3, 1 / 3, 1])
@@ -64,7 +64,7 @@ def test_a_token_that_more_layers_computed_is_marked_more() -> None:
     "html",
     [
         answer_html(HOSTILE, HOSTILE), table_html({HOSTILE: HOSTILE}), list_html(HOSTILE, [HOSTILE]),
-        replace(make_trace(), pieces=(HOSTILE,) * 10, texts=(HOSTILE,) * 4)._repr_html_(),
+        trace_html(replace(make_trace(), pieces=(HOSTILE,) * 10, texts=(HOSTILE,) * 4)),
     ],
     ids=["answer", "table", "list", "trace"],
 )  # fmt: skip

@@ -27,7 +27,6 @@ from pictool.trace.deviation import (
     DeviationFromFull,
     GeneratedDeviation,
     KVDeviation,
-    NeighbourCorrelation,
 )
 from pictool.trace.format import Trace, write_trace
 from pictool.tui.app import PicApp
@@ -62,8 +61,8 @@ class FakeJob:
         write_trace(Path(form.trace), answer)
         return Path(form.trace)
 
-    def analyse(self, trace: Trace, name: str, layer: int | None, listener: Listener) -> TraceAnalysis:
-        self.requests.append((name, layer))
+    def analyse(self, trace: Trace, name: str, listener: Listener) -> TraceAnalysis:
+        self.requests.append(name)
         listener("note", "loading the model")
         self._wait()
         analysis = self._answer()
@@ -109,13 +108,13 @@ def load(trace: Trace, name: str = "hand.trace") -> LoadedTrace:
 
 
 class DrivenApp(PicApp):
-    """The app, which remembers what it has told: a notice is gone after some seconds."""
+    """The app, which remembers its notes: a notice is gone after some seconds."""
 
-    told: list[str]
+    notes: list[str]
 
-    def tell(self, text: str) -> None:
-        self.told = [*getattr(self, "told", []), text]
-        super().tell(text)
+    def show_note(self, text: str) -> None:
+        self.notes = [*getattr(self, "notes", []), text]
+        super().show_note(text)
 
 
 def make_app(
@@ -148,9 +147,9 @@ async def press(pilot: Pilot[None], *keys: str) -> None:
     await settle(pilot)
 
 
-def told(pilot: Pilot[None]) -> str:
-    """All that the app has told, line by line."""
-    return "\n".join(getattr(pilot.app, "told", []))
+def notes(pilot: Pilot[None]) -> str:
+    """All notes of the app, line by line."""
+    return "\n".join(getattr(pilot.app, "notes", []))
 
 
 def screen_lines(app: App[Any]) -> list[Strip]:
@@ -179,7 +178,6 @@ def make_analysis(trace: Trace, seed: int = 0) -> TraceAnalysis:
     key, value, cosine, tokens, gained = draw.random((5, layers, n)).astype(np.float32)
     deviation = DeviationFromFull(
         KVDeviation(key, value, cosine), AttentionDeviation(draw.random(layers), tokens, gained),
-        NeighbourCorrelation(draw.random(layers - 2)),
         tuple(GeneratedDeviation(token.id, 0.5, 0.25, 0.75, 2, 0.1, 0.2) for token in trace.generated),
     )  # fmt: skip
     return TraceAnalysis(attention, deviation, tuple(" no" for _ in trace.generated))

@@ -22,7 +22,7 @@ from pictool.tui.link_screen import LinkScreen
 from pictool.tui.object_screen import ObjectScreen
 from pictool.tui.trace_screen import TraceScreen
 from pictool.tui.widgets.table import RowTable
-from tui.drive import drive, load, make_app, press, put_object, screen_text, settle, texts, told
+from tui.drive import drive, load, make_app, notes, press, put_object, screen_text, settle, texts
 
 
 @pytest.fixture
@@ -167,10 +167,10 @@ def test_an_object_that_is_gone_or_damaged_is_said_and_not_shown(store: Store, k
         data[40] ^= 1
         store.path(second).write_bytes(data)  # in place: nothing tells, until it is opened
         await press(pilot, "enter")
-        assert app.screen is home(app) and "no such object" in told(pilot)
+        assert app.screen is home(app) and "no such object" in notes(pilot)
         assert first not in shown_keys(app)
         await press(pilot, "enter")
-        assert app.screen is home(app) and "damaged" in told(pilot)
+        assert app.screen is home(app) and "damaged" in notes(pilot)
 
     drive(make_app(store), scenario)
 
@@ -233,7 +233,7 @@ def test_a_trace_opens_by_its_path_and_a_corrupt_one_does_not(store: Store) -> N
         app = make_app_of(pilot)
         await choose(pilot, "bad.trace")
         assert app.screen is home(app) and not app.traces
-        assert "bad.trace: does not match its checksum" in told(pilot)
+        assert "bad.trace: does not match its checksum" in notes(pilot)
         await choose(pilot, "good.trace")
         assert isinstance(app.screen, TraceScreen) and len(app.traces) == 1
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from commands.hostile_text_test import TEXT, hostile_trace, put_hostile
-from commands.run import flip
 from hostile_text import HOSTILE, NAME, steering
 from textual.pilot import Pilot
 from textual.widgets import Input
@@ -64,7 +63,7 @@ def test_the_store_s_objects() -> None:
         row = next(i for i, entry in enumerate(app.screen.listed) if entry.key == key)
         app.screen.objects.move_cursor(row=row)
         app.screen.marked = {key, other}
-        await walk(pilot, "d", "t", "t", "escape", "x")
+        await walk(pilot, "x")
         assert check(pilot).count("[red]a[/]") > 1  # the names of what would be deleted
         await walk(pilot, "n", "l", "escape", "escape")
         await walk(pilot, "enter", "t")
@@ -73,19 +72,6 @@ def test_the_store_s_objects() -> None:
         await walk(pilot, "t", "t", "a")
 
     drive(make_app(store, job=HostileJob(make_sinks())), scenario, WIDE)
-
-
-def test_layers_that_cannot_be_read() -> None:
-    store = Store(NAME)
-    path = store.path(put_object(store, "text", 3))
-
-    async def scenario(pilot: Pilot[None]) -> None:
-        await walk(pilot, "enter")
-        flip(path, -20)
-        await walk(pilot, "t")
-        assert "[red]\\x1b[8m" in check(pilot).partition("does not match")[0].rpartition("checksums")[2]
-
-    drive(make_app(store, job=HostileJob(PicError(HOSTILE))), scenario, WIDE)
 
 
 def test_a_trace_and_what_the_model_says_of_it(store: Store) -> None:
@@ -128,7 +114,7 @@ def test_notices_and_pictures(store: Store) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
         app = pilot.app
         assert isinstance(app, PicApp)
-        app.tell(HOSTILE)
+        app.show_note(HOSTILE)
         await settle(pilot)
         assert "[red]a[/][link=" in check(pilot).replace("\n", "")
         await press(pilot, "e")

@@ -65,7 +65,7 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
         trace = read_trace(path)
         assert trace.answer == heard.answer.strip() and trace.policy == "legolink k=2"
         assert heard.notes[0] == "loading the model" and any(note.startswith("compiled a.txt") for note in heard.notes)
-        analysis = job.analyse(trace, "out.trace", None, heard)
+        analysis = job.analyse(trace, "out.trace", heard)
         expected = analyse_trace(load_model(str(model), dtype="float32"), Store("st"), trace, "out.trace")
         assert (
             analysis.attention is not None
@@ -92,7 +92,7 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
         WorkerJob(Settings().override(store="st", model=str(other), device="cpu", dtype="float32")) as job,
         pytest.raises(TraceError, match="-m"),
     ):
-        job.analyse(trace, "out.trace", None, heard)
+        job.analyse(trace, "out.trace", heard)
     with (
         WorkerJob(Settings().override(store="st", model=str(other), device="cpu", dtype="float32")) as job,
         pytest.raises(ForeignObjectError, match="made for model"),

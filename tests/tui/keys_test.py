@@ -105,10 +105,6 @@ def focused(app: PicApp) -> str | None:
     return app.focused.id if app.focused else None
 
 
-def told(app: PicApp) -> str:
-    return str(getattr(app, "told", [""])[-1])
-
-
 def is_folded(app: PicApp) -> bool:
     return app.screen.has_class("-folded")
 
@@ -133,7 +129,6 @@ SCRIPTS = [
     Script("PicScreen", is_ended, [("q", True)]),  # the screen that the command line named
     Script("PicScreen", top, [("q", "HomeScreen")], "home", ["enter"]),
     Script("PicScreen", has_help, [("f1", True)], "home", ["l"]),  # where ? is typed
-    Script("PicScreen", top, [("q", "HomeScreen")], "home", ["space", "d"]),
     *(Script("ConfirmDialog", top, [(key, "HomeScreen")], "home", ["x"]) for key in ("y", "n", "escape", "q")),
     Script("ConfirmDialog", focused, [("left", "yes"), ("right", "no")], "home", ["x"]),
     Script("HomeScreen", is_searching, [("slash", True)], "home"),
@@ -145,13 +140,8 @@ SCRIPTS = [
     Script("HomeScreen", is_ended, [("q", True)], "home"),
     Script("HomeScreen", top, [("x", "ConfirmDialog"), ("then n", ""), ("delete", "ConfirmDialog")], "home"),
     Script("HomeScreen", lambda app: len(app.home.listing.pins), [("p", 1), ("p", 0)], "home"),
-    Script("HomeScreen", told, [("v", "verified 1 of 1 object: all are whole")], "home"),
-    Script("HomeScreen", told, [("V", "verified 3 of 3 objects: all are whole")], "home"),
     Script("HomeScreen", lambda app: len(app.home.marked), [("escape", 0)], "home", ["space", "space"]),
-    Script("HomeScreen", top, [("d", "ObjectDiffScreen")], "home", ["space"]),
     Script("HomeScreen", is_folded, [("f", True), ("f", False)], "home"),
-    Script("ObjectDiffScreen", tab, [("t", "tab-text"), ("t", "tab-layers"), ("t", "tab-header")],
-           "home", ["space", "d"]),
     Script("LinkScreen", lambda app: app.is_job_running, [("ctrl+s", True), ("ctrl+g", False)], "link", job=waiting),
     Script("ObjectScreen", of_screen("pieces"), [("h", PIECES), ("h", None)], "one", ["enter"],
            job=lambda: FakeJob(PIECES)),
@@ -166,8 +156,8 @@ SCRIPTS = [
     Script("TraceScreen", choice("layer"), [("l", 0), ("l", 1), ("L", 0), ("L", None)]),
     Script("TraceScreen", choice("head"), [("h", 0), ("h", 1), ("H", 0), ("H", None)], first=["a"]),
     Script("TraceScreen", choice("row"), [("r", 0), ("r", 1), ("R", 0), ("R", None)], first=["a"]),
-    Script("TraceScreen", asked, [("a", [("0.trace", None)]), ("A", [("0.trace", 0)])]),
-    Script("TextScreen", tab, [("t", "tab-parts"), ("t", "tab-layers"), ("t", "tab-answer"), ("t", "tab-map")]),
+    Script("TraceScreen", asked, [("a", ["0.trace"])]),
+    Script("TextScreen", tab, [("t", "tab-parts"), ("t", "tab-map")]),
     Script("CompareScreen", cursor, [("d", 1), ("d", 3), ("D", 1)], "compare"),
     Script("CompareScreen", chosen("mode"), [("m", "overlap"), ("m", "computed")], "compare"),
     Script("CompareScreen", chosen("layer"), [("l", 0), ("l", 1), ("L", 0)], "compare"),

@@ -11,7 +11,7 @@ from pictool.errors import ForeignObjectError, StoreError
 from pictool.store.store import Store
 from pictool.tui.object_screen import ObjectScreen, fixup_colors
 from pictool.tui.widgets.table import RowTable
-from tui.drive import FakeJob, drive, make_app, press, put_object, screen_text, texts, told
+from tui.drive import FakeJob, drive, make_app, notes, press, put_object, screen_text, texts
 
 
 def screen(pilot: Pilot[None]) -> ObjectScreen:
@@ -29,26 +29,6 @@ def test_header_text_and_search(store: Store) -> None:
         assert "2 layers, 1 KV head of 4, float32" in shown and "quiet. It holds" in shown
         await press(pilot, "slash", *"it holds", "enter")
         assert screen(pilot).views[0].cursor == 4
-
-    drive(make_app(store), scenario)
-
-
-def test_layers_and_checksums(store: Store) -> None:
-    key = put_object(store, "text", 3)
-    with store.open(key) as file:
-        checksums = file.checksums
-
-    async def scenario(pilot: Pilot[None]) -> None:
-        await press(pilot, "enter", "t")
-        table = screen(pilot).query_one("#layers", RowTable)
-        norms = np.linalg.norm(np.arange(12).reshape(3, 4), axis=1)
-        assert table.row_count == 4
-        assert texts(table, 0) == ("0", "K", f"{norms.mean():.4g}", f"{norms[0]:.4g}", "0", "11")
-        await press(pilot, "t")
-        assert screen(pilot).query_one(TabbedContent).active == "tab-checksums"
-        table = screen(pilot).query_one("#checksums", RowTable)
-        rows = {texts(table, row)[0]: texts(table, row)[1] for row in range(table.row_count)}
-        assert rows["text"] == checksums["text"] and rows["layer 1"] == checksums["layers"][1]
 
     drive(make_app(store), scenario)
 
@@ -90,10 +70,10 @@ def test_the_table_of_fixups_as_heat(store: Store) -> None:
         assert screen(pilot).pieces is None and screen(pilot).views[0].cursor == 2
         job.answer = ForeignObjectError("x: its tokens are another tokenizer's")
         await press(pilot, "h")
-        assert "another tokenizer's" in told(pilot)
+        assert "another tokenizer's" in notes(pilot)
         assert "press h" in screen_text(app)
-        screen(pilot).query_one(TabbedContent).active = "tab-layers"
-        screen(pilot).query_one("#layers").focus()
+        screen(pilot).query_one(TabbedContent).active = "tab-sinks"
+        screen(pilot).query_one("#sinks").focus()
         await press(pilot, "slash", *"tame", "enter")  # the text is shown
         assert screen(pilot).views[0].cursor == 1 and pilot.app.focused is screen(pilot).views[0]
 
@@ -107,7 +87,7 @@ def test_an_object_without_a_table_says_how_it_gets_one(store: Store) -> None:
         await press(pilot, "enter")
         assert "no table of fixups to colour it by (pic compile --probes 4)" in screen_text(screen(pilot).pic)
         await press(pilot, "h")
-        assert "pic compile --probes 4 FILE" in told(pilot)
+        assert "pic compile --probes 4 FILE" in notes(pilot)
 
     drive(make_app(store), scenario, (80, 24))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from textual.pilot import Pilot
@@ -15,9 +16,9 @@ from pictool.trace.counts import count_rows
 from pictool.tui.token_colors import ColorBy, token_colors
 from pictool.tui.trace_screen import TraceScreen, part_rows, token_line
 from pictool.tui.widgets.heatmap import HeatMap
-from pictool.tui.widgets.table import Choice, RowTable
+from pictool.tui.widgets.table import RowTable
 from pictool.tui.widgets.token_text import TokensView
-from tui.drive import FakeJob, drive, load, make_analysis, make_app, press, screen_text, settle, texts, told
+from tui.drive import FakeJob, drive, load, make_analysis, make_app, notes, press, screen_text, settle, texts
 
 TRACE = make_trace([(1, 2, 5), (2, 5), (5,)], scores=np.arange(10, dtype=np.float32))
 ANALYSIS = make_analysis(TRACE)
@@ -127,7 +128,7 @@ def test_search(store: Store) -> None:
         assert tokens(pilot).cursor == 10
         await press(pilot, "slash", "escape", "n")
         assert not tokens(pilot)._is_match.any()
-        assert "/ searches" in told(pilot)
+        assert "/ searches" in notes(pilot)
 
     drive(make_app(store, [load(TRACE)]), scenario)
 
@@ -137,7 +138,7 @@ def test_the_model_is_asked_and_its_answer_shown(store: Store) -> None:
 
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "a")
-        assert job.requests == [("hand.trace", None)] and screen(pilot).color_by.mode == "attention"
+        assert job.requests == ["hand.trace"] and screen(pilot).color_by.mode == "attention"
         await press(pilot, "l", "h", "h", "r")
         assert screen(pilot).color_by == ColorBy("attention", 0, 1, 0)
         expected = token_colors(TRACE, ANALYSIS, ColorBy("attention", 0, 1, 0))
@@ -152,31 +153,13 @@ def test_the_model_is_asked_and_its_answer_shown(store: Store) -> None:
     drive(make_app(store, [load(TRACE)], job), scenario)
 
 
-def test_the_attention_of_one_layer_is_not_shown_as_another_s(store: Store) -> None:
-    assert ANALYSIS.attention is not None
-    attention = ANALYSIS.attention
-    one_layer = type(ANALYSIS)(
-        replace(attention, scores=attention.scores[[1]], layers=(1,)), ANALYSIS.deviation, ANALYSIS.choices
-    )
-    job = FakeJob(one_layer)
-
-    async def scenario(pilot: Pilot[None]) -> None:
-        await press(pilot, "l", "l", "A")
-        assert job.requests == [("hand.trace", 1)] and screen(pilot).color_by == ColorBy("attention")
-        await press(pilot, "l")  # layer 0
-        assert screen(pilot).color_by.layer is None and screen(pilot).query_one("#layer", Choice).value is None
-        assert "was not computed" in told(pilot)
-
-    drive(make_app(store, [load(TRACE)], job), scenario)
-
-
 def test_another_model_is_refused_in_words(store: Store) -> None:
     job = FakeJob(TraceError("hand.trace: traced with model aaaa, but this model has model cccc"))
 
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "a")
         assert screen(pilot).analysis is None and screen(pilot).color_by.mode == "computed"
-        assert "traced with model aaaa" in told(pilot)
+        assert "traced with model aaaa" in notes(pilot)
         job.answer = ANALYSIS
         await press(pilot, "a")
         assert screen(pilot).analysis is ANALYSIS or screen(pilot).analysis is not None
@@ -203,15 +186,12 @@ def test_a_question_is_cancelled_by_escape(store: Store) -> None:
 
 def test_tabs_have_the_numbers_of_the_view(store: Store) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
-        await press(pilot, "t", "t")
-        assert screen(pilot).query_one(TabbedContent).active == "tab-layers"
-        rows = [texts(screen(pilot).query_one("#layers", RowTable), i)[:3] for i in range(3)]
-        assert rows == [("0", "3", "37.5"), ("1", "2", "25.0"), ("2", "1", "12.5")]
         await press(pilot, "t")
-        answers = screen(pilot).query_one("#answers", RowTable)
-        share = np.exp(3) / np.exp(TRACE.logits.astype(np.float64)).sum()
-        assert texts(answers, 0) == ("first token", " yes", f"{share:.4f}")
-        assert texts(answers, 5) == ("time", "first token", "4.0 ms")
+        assert screen(pilot).query_one(TabbedContent).active == "tab-parts"
+        table, starts = screen(pilot).query_one("#parts", RowTable), (*TRACE.layout.starts, TRACE.layout.num_tokens)
+        for index, (start, end) in enumerate(pairwise(starts)):
+            computed = TRACE.rows[:, start:end].sum() / len(TRACE.rows)
+            assert texts(table, index)[1:4] == (str(start), str(end - start), f"{computed:.1f}")
 
     drive(make_app(store, [load(TRACE)]), scenario)
 

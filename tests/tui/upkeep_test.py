@@ -1,23 +1,18 @@
-"""Upkeep from the first screen: delete after a question, pin, verify, preview; and two objects compared."""
+"""Upkeep from the first screen: delete after a question, pin, preview."""
 
 from __future__ import annotations
 
-import threading
-
 import pytest
-from commands.run import flip
 from textual.pilot import Pilot
-from textual.widgets import Static, TabbedContent
+from textual.widgets import Static
 
-from pictool.store import upkeep
 from pictool.store.eviction import pin, pinned
 from pictool.store.store import Store
 from pictool.tui.app import PicApp
 from pictool.tui.base import ConfirmDialog
 from pictool.tui.home_screen import HomeScreen
-from pictool.tui.object_diff_screen import ObjectDiffScreen
 from pictool.tui.widgets.table import RowTable
-from tui.drive import drive, make_app, press, put_object, screen_text, settle, texts, told
+from tui.drive import drive, make_app, notes, press, put_object, screen_text, texts
 
 SMALL = (80, 24)
 
@@ -50,11 +45,11 @@ def test_deleting_asks_first_and_leaves_what_is_pinned(store: Store, keys: list[
         await press(pilot, "space", "p")  # the marked one alone
         assert pinned(store.root) == {keys[0]} and texts(app.home.query_one("#objects", RowTable), 0)[0] == "✓P"
         await press(pilot, "x")
-        assert isinstance(app.screen, HomeScreen) and "pinned ones stay" in told(pilot)
+        assert isinstance(app.screen, HomeScreen) and "pinned ones stay" in notes(pilot)
         await press(pilot, "space", "x")
         await press(pilot, "y")
         assert store.keys() == [keys[0], keys[2]] and [stored.key for stored in app.home.listed] == store.keys()
-        assert app.home.marked == {keys[0]} and "deleted 1 object" in told(pilot)
+        assert app.home.marked == {keys[0]} and "deleted 1 object" in notes(pilot)
         await press(pilot, "p")
         assert not pinned(store.root)
 
@@ -66,58 +61,21 @@ def test_what_happened_meanwhile_is_said_and_nothing_else_is_deleted(store: Stor
         await press(pilot, "space", "space", "x")
         store.path(keys[1]).unlink()
         await press(pilot, "y")
-        assert "no such object" in told(pilot) and store.keys() == [keys[0], keys[2]]
+        assert "no such object" in notes(pilot) and store.keys() == [keys[0], keys[2]]
         pin(store.root, keys[0])  # by another process, after the question
         await press(pilot, "escape", "home", "space", "x")
-        assert "pinned ones stay" in told(pilot) or isinstance(pilot.app.screen, ConfirmDialog)
+        assert "pinned ones stay" in notes(pilot) or isinstance(pilot.app.screen, ConfirmDialog)
 
     drive(make_app(store), scenario, SMALL)
 
 
-def test_verifying_reads_all_bytes_and_colours_what_is_damaged(store: Store, keys: list[str]) -> None:
-    flip(store.path(keys[1]), -20)  # in the text: the header says nothing
+def test_what_cannot_be_read_is_red(store: Store, keys: list[str]) -> None:
     store.path(keys[2]).write_bytes(b"nonsense")
 
     async def scenario(pilot: Pilot[None]) -> None:
         app = app_of(pilot)
-        table = app.home.objects
         assert [is_red(app, row) for row in range(3)] == [False, False, True]
-        assert texts(table, 2)[8].startswith("DAMAGED: not an object")  # why, and not the path that is in the preview
-        await press(pilot, "V")
-        assert [is_red(app, row) for row in range(3)] == [False, True, True]
-        assert "verified 3 of 3 objects: 2 cannot be used; x deletes what is damaged" in told(pilot)
-        await press(pilot, "down")
-        assert "does not match its checksum" in str(app.home.query_one("#preview", Static).render())
-        (
-            put_object(store, "apple is here.", 5),
-            put_object(store, "pear is here.", 9),
-            put_object(store, "fig is here.", 7),
-        )
-        app.home.refresh_store()
-        await settle(pilot)
-        assert not any(is_red(app, row) for row in range(3))  # compiled again
-
-    drive(make_app(store), scenario, SMALL)
-
-
-def test_verifying_is_ended_by_escape(store: Store, keys: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    may_go_on, find_problem = threading.Event(), upkeep.find_problem
-
-    def slow(store: Store, key: str) -> object:
-        assert may_go_on.wait(60)
-        return find_problem(store, key)
-
-    monkeypatch.setattr(upkeep, "find_problem", slow)
-
-    async def scenario(pilot: Pilot[None]) -> None:
-        await pilot.press("V")
-        while "verifying" not in screen_text(app_of(pilot)):  # until the thread has begun
-            await pilot.pause(0.01)
-        assert "verifying 1 of 3 (escape ends it)" in screen_text(app_of(pilot))
-        await pilot.press("escape")
-        may_go_on.set()
-        await settle(pilot)
-        assert "verified 1 of 3 objects: all are whole" in told(pilot)
+        assert texts(app.home.objects, 2)[8].startswith("DAMAGED: not an object")  # why; the path is in the preview
 
     drive(make_app(store), scenario, SMALL)
 
@@ -144,40 +102,8 @@ def test_the_traces_are_not_taken_for_objects(store: Store, keys: list[str]) -> 
     async def scenario(pilot: Pilot[None]) -> None:
         app_of(pilot).home.traces.display = True
         app_of(pilot).home.traces.focus()
-        await press(pilot, "x", "p", "v")
+        await press(pilot, "x", "p")
         assert isinstance(pilot.app.screen, HomeScreen) and store.keys() == keys and not pinned(store.root)
-        assert told(pilot).startswith("no object to delete")
-
-    drive(make_app(store), scenario, SMALL)
-
-
-def test_two_objects_are_compared(store: Store) -> None:
-    first = put_object(store, "The harbour was quiet.", 5, first=7)
-    second = put_object(store, "The harbour is quiet.", 5, sinks=2, first=7)
-    other = put_object(store, "fig", 3)
-
-    async def scenario(pilot: Pilot[None]) -> None:
-        app = app_of(pilot)
-        await press(pilot, "d")
-        assert "mark two objects" in told(pilot)
-        app.home.marked = {first, second}
-        await press(pilot, "d")
-        assert isinstance(app.screen, ObjectDiffScreen)
-        shown = screen_text(app)
-        assert first[:12] in shown and "«The harbour was quiet.»" in shown
-        table = app.screen.query_one("#header", RowTable)
-        differing = {texts(table, row)[0] for row in range(table.row_count) if texts(table, row)[1] == "≠"}
-        assert differing == {"key", "tokens", "size", "file", "text's checksum"}
-        await press(pilot, "t")
-        words = screen_text(app)
-        assert "The harbour " in words and "was" in words and "is" in words and "quiet." in words
-        assert "[-was-]{+is+}" in words
-        await press(pilot, "t")
-        assert texts(app.screen.query_one("#layers", RowTable), 1) == ("1", "0", "0")
-        await press(pilot, "q")
-        app.home.marked = {first, other}
-        await press(pilot, "d", "t", "t")
-        assert app.screen.query_one(TabbedContent).active == "tab-layers"
-        assert "the objects have different tokens" in screen_text(app)
+        assert notes(pilot).startswith("no object to delete")
 
     drive(make_app(store), scenario, SMALL)

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from pictool.eval.algorithms import Algorithm, parse_algorithms
-from pictool.linker.grid import label_of
+from pictool.eval.policies import parse_policies
+from pictool.linker.grid import LabelledPolicy, label_of
 from pictool.linker.policies.base import Knob, Policy, Prompt, Selection, first_rows
 from pictool.tuning.search import LEVEL, Range, TargetStatus, cheapest, judge, make_chains, worth_measuring
 
@@ -24,8 +24,8 @@ def found(**values: np.ndarray) -> dict[str, TargetStatus]:
 
 
 def test_chains_are_policies_that_differ_in_ratio_or_k_only_the_dearest_first() -> None:
-    algorithms = parse_algorithms(["fixup:ratio=.05,.2", "naive", "legolink:k=4,16", "fixup:ratio=.1:budget=chunk"])
-    assert sorted(make_chains(algorithms)) == [
+    policies = parse_policies(["fixup:ratio=.05,.2", "naive", "legolink:k=4,16", "fixup:ratio=.1:budget=chunk"])
+    assert sorted(make_chains(policies)) == [
         ["fixup-10:budget=chunk"], ["fixup-20", "fixup-5"], ["legolink-16", "legolink-4"], ["naive"]
     ]  # fmt: skip
 
@@ -46,9 +46,9 @@ class Edges(Policy):
 
 def test_policies_that_differ_in_their_knob_are_a_chain_whatever_it_is_called() -> None:
     kinds = [Edges(last, k) for last in (2, 4) for k in ("both", "left")]
-    algorithms = [Algorithm(label_of(policy), policy) for policy in kinds]
-    assert [algorithm.label for algorithm in algorithms] == ["edges-2", "edges-2:k=left", "edges-4", "edges-4:k=left"]
-    assert sorted(make_chains(algorithms)) == [["edges-4", "edges-2"], ["edges-4:k=left", "edges-2:k=left"]]
+    policies = [LabelledPolicy(label_of(policy), policy) for policy in kinds]
+    assert [labelled.label for labelled in policies] == ["edges-2", "edges-2:k=left", "edges-4", "edges-4:k=left"]
+    assert sorted(make_chains(policies)) == [["edges-4", "edges-2"], ["edges-4:k=left", "edges-2:k=left"]]
 
 
 def test_a_policy_counts_only_if_all_dearer_ones_of_its_chain_do() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,28 +12,26 @@ import tiny
 from transformers import LlamaConfig
 
 from pictool.errors import InputError
-from pictool.eval.algorithms import parse_algorithms
 from pictool.eval.cases import SpecOptions
 from pictool.eval.datasets import open_dataset
 from pictool.eval.datasets.base import Case
+from pictool.eval.policies import parse_policies
 from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
-from pictool.tuning import questions as making
 from pictool.tuning.questions import (
     Corpus,
-    continued,
+    Questions,
     draw,
     fitting,
     normalised_cross_entropy,
     questions_of_file,
     read_corpus,
-    written,
 )
 from pictool.tuning.search import Range
 from pictool.tuning.tune import TuneOutcome, TuningResult, TuningTarget, tune
 
 TEXTS = [tiny.TEXT * 2, "Nobody asked why the harbour holds numbers; words stand here in the spring. " * 3]
-POLICIES = parse_algorithms(["naive", "legolink-400"])
+POLICIES = parse_policies(["naive", "legolink-400"])
 SHORT = SpecOptions(max_new_tokens=2)
 
 
@@ -47,36 +46,38 @@ def cases(count: int, documents: int) -> list[Case]:
 
 
 def test_units_are_sets_of_documents_or_questions_over_one_set() -> None:
-    many, one = draw("q", cases(12, 4), 100, 0), draw("q", cases(12, 1), 100, 0)
+    many, one = draw("q", cases(12, 4), 100), draw("q", cases(12, 1), 100)
     assert (many.num_units, one.num_units) == (4, 12)
     for unit in range(4):
         of_unit = [case.documents for case, number in zip(many.listed, many.units, strict=True) if number == unit]
         assert len(of_unit) == 3 and len(set(of_unit)) == 1
     assert many.cases_of(2) == 6
-    assert draw("q", cases(12, 4), 100, 0) == many != draw("q", cases(12, 4), 100, 1)
+    assert draw("q", cases(12, 4), 100) == many
 
 
-def test_continuations_are_of_the_documents(model: Model) -> None:
-    made = continued(model, TEXTS, 2, 20, 0)
-    assert made.num_units == 20 and made.has_answers
-    for case in made.listed:
-        (gold,) = case.answers
-        assert any(" ".join((case.query + " " + gold).split()) in " ".join(text.split()) for text in case.documents)
-    with pytest.raises(InputError, match="give --questions"):
-        continued(model, ["Too short."], 2, 4, 0)
+def continued(model: Model, texts: list[str], documents: int, limit: int) -> Questions:
+    """Six words of a text, which the model is to continue by the next three."""
+    draw, cases = random.Random(0), list[Case]()
+    for number in range(limit):
+        chosen = draw.sample(texts, min(documents, len(texts)))
+        words = chosen[0].split()
+        start = draw.randrange(len(words) - 8)
+        cue, gold = (" ".join(words[start + a : start + b]) for a, b in ((0, 6), (6, 9)))
+        cases.append(Case(str(number), tuple(chosen), cue, (gold,), query_template="{query}", max_new_tokens=16))
+    return Questions("continuations of passages", tuple(cases), tuple(range(limit)))
 
 
 def test_questions_of_a_file_may_have_answers_and_documents(tmp_path: Path, model: Model) -> None:
     path = tmp_path / "q.jsonl"
     path.write_text('{"query": "Who?"}\n{"query": "Where?", "answers": ["here"]}\n')
-    given = questions_of_file(str(path), corpus(TEXTS), 10, 0)
+    given = questions_of_file(str(path), corpus(TEXTS), 10)
     assert {case.query: case.answers for case in given.listed} == {"Who?": (), "Where?": ("here",)}
     assert given.num_units == 2 and not given.has_answers
     with pytest.raises(InputError, match="names no documents"):
-        questions_of_file(str(path), corpus([]), 10, 0)
+        questions_of_file(str(path), corpus([]), 10)
     path.write_text(json.dumps({"documents": [{"text": "a b"}], "query": "Who?", "answers": ["b"]}))
     with pytest.raises(InputError, match="names its own documents"):
-        questions_of_file(str(path), corpus(TEXTS), 10, 0)
+        questions_of_file(str(path), corpus(TEXTS), 10)
 
 
 def corpus(texts: list[str], per_prompt: int = 8, room: int = 10_000) -> Corpus:
@@ -90,16 +91,16 @@ def test_a_question_is_asked_over_its_own_documents(tmp_path: Path) -> None:
     """Of 500 pages a prompt has the best that fit, or the files that the record names."""
     path = tmp_path / "q.jsonl"
     path.write_text('{"query": "Where is Name7?"}\n{"query": "And Name9?", "files": ["3.txt", "9.txt"]}\n')
-    by_query = {case.query: case.documents for case in questions_of_file(str(path), corpus(PAGES), 10, 0).listed}
+    by_query = {case.query: case.documents for case in questions_of_file(str(path), corpus(PAGES), 10).listed}
     retrieved = by_query["Where is Name7?"]
     assert retrieved[0] == PAGES[7] and len(retrieved) == 8 and by_query["And Name9?"] == (PAGES[3], PAGES[9])
-    small = questions_of_file(str(path), corpus(PAGES, room=250), 1, 0)
+    small = questions_of_file(str(path), corpus(PAGES, room=250), 1)
     assert all(len(case.documents) == 2 for case in small.listed)
     with pytest.raises(InputError, match=r"q.jsonl: line 1: none of the documents fits the model; cut them"):
-        questions_of_file(str(path), corpus(PAGES, room=50), 10, 0)
+        questions_of_file(str(path), corpus(PAGES, room=50), 10)
     path.write_text('{"query": "Where?", "files": ["no.txt"]}')
     with pytest.raises(InputError, match=r"line 1: files names no\.txt, which is not among the documents"):
-        questions_of_file(str(path), corpus(PAGES), 10, 0)
+        questions_of_file(str(path), corpus(PAGES), 10)
 
 
 def test_files_of_a_record_are_relative_to_its_file_and_pieces_belong_to_their_file(
@@ -109,24 +110,15 @@ def test_files_of_a_record_are_relative_to_its_file_and_pieces_belong_to_their_f
     (tmp_path / "b.txt").write_text(TEXTS[1])
     (tmp_path / "q.jsonl").write_text('{"query": "Who?", "files": ["b.txt"]}')
     documents = read_corpus(model, [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")], 16, 8)
-    (case,) = questions_of_file(str(tmp_path / "q.jsonl"), documents, 10, 0).listed
+    (case,) = questions_of_file(str(tmp_path / "q.jsonl"), documents, 10).listed
     assert len(case.documents) > 1 and "".join(case.documents) == TEXTS[1]
 
 
 def test_questions_that_do_not_fit_the_model_may_be_left_out(model: Model) -> None:
     long = Case("long", ("words stand here " * 2000,), "what?", ("x",))
-    made = draw("q", [*cases(4, 4), long], 10, 0)
+    made = draw("q", [*cases(4, 4), long], 10)
     kept, num_skipped = fitting(model, made, SpecOptions())
     assert num_skipped == 1 and kept.num_units == 4 and sorted(kept.units) == [0, 1, 2, 3]
-
-
-def test_a_model_that_can_chat_writes_questions_once(
-    store: Store, model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = written(model, store, TEXTS, 2, 3, 0)
-    assert made.listed and not made.has_answers
-    monkeypatch.setattr(making, "_write", lambda *_: pytest.fail("they are kept"))
-    assert written(model, store, TEXTS, 2, 3, 0) == made
 
 
 def test_a_random_model_knows_no_language_and_the_embedded_one_its_own() -> None:
@@ -141,8 +133,8 @@ def test_a_random_model_knows_no_language_and_the_embedded_one_its_own() -> None
 
 
 def test_of_a_random_model_kl_can_be_claimed_and_answers_cannot(store: Store, model: Model) -> None:
-    made = continued(model, TEXTS, 2, 40, 0)
-    exact = tune(model, store, made, POLICIES, TuningTarget("kl", 0.05, clip=0.1), options=SHORT)
+    made = continued(model, TEXTS, 2, 40)
+    exact = tune(model, store, made, POLICIES, TuningTarget("answer_kl", 0.5), options=SHORT)
     assert "does not know the language" in exact.no_answers
     status = {line.label: line.finding.status for line in exact.lines}
     assert exact.chosen == "naive", status
@@ -152,32 +144,32 @@ def test_of_a_random_model_kl_can_be_claimed_and_answers_cannot(store: Store, mo
 
 def test_rounds_grow_until_it_is_clear_and_a_second_run_measures_nothing(store: Store, model: Model) -> None:
     rounds: list[TuningResult] = []
-    made = continued(model, TEXTS, 2, 200, 0)
-    tuned = tune(model, store, made, POLICIES, TuningTarget("kl", 0.05), options=SHORT, on_round=rounds.append)
+    made = continued(model, TEXTS, 2, 200)
+    tuned = tune(model, store, made, POLICIES, TuningTarget("answer_kl", 0.05), options=SHORT, on_round=rounds.append)
     assert [each.units for each in rounds] == [32 * 2**i for i in range(len(rounds))] and tuned.units < 200
     progress: list[tuple[int, int]] = []
     again = tune(
-        model, store, made, POLICIES, TuningTarget("kl", 0.05), options=SHORT,
+        model, store, made, POLICIES, TuningTarget("answer_kl", 0.05), options=SHORT,
         on_progress=lambda done, total: progress.append((done, total)),
     )  # fmt: skip
     assert again == tuned and all(done == total for done, total in progress)
 
 
 def test_too_few_questions_are_said_to_be_too_few(store: Store, model: Model) -> None:
-    tuned = tune(model, store, continued(model, TEXTS, 2, 20, 0), POLICIES, TuningTarget("kl", 0.05), options=SHORT)
+    tuned = tune(model, store, continued(model, TEXTS, 2, 20), POLICIES, TuningTarget("answer_kl", 0.05), options=SHORT)
     assert (tuned.outcome, tuned.chosen) == (TuneOutcome.UNCLEAR, None)
 
 
 def test_where_every_policy_fails_full_is_chosen(store: Store, model: Model) -> None:
-    made = continued(model, TEXTS, 2, 64, 0)
-    tuned = tune(model, store, made, parse_algorithms(["naive"]), TuningTarget("kl", 1e-6), options=SHORT)
+    made = continued(model, TEXTS, 2, 64)
+    tuned = tune(model, store, made, parse_policies(["naive"]), TuningTarget("answer_kl", 1e-6), options=SHORT)
     assert (tuned.outcome, tuned.chosen) == (TuneOutcome.ONLY_FULL, "full")
 
 
 def test_answers_of_full_are_what_is_lost_where_no_right_ones_are_known(store: Store, model: Model) -> None:
-    made = continued(model, TEXTS, 2, 32, 0)
+    made = continued(model, TEXTS, 2, 32)
     unknown = replace(made, listed=tuple(replace(case, answers=()) for case in made.listed))
-    tuned = tune(model, store, unknown, POLICIES, TuningTarget("kl", 0.05), options=SHORT)
+    tuned = tune(model, store, unknown, POLICIES, TuningTarget("answer_kl", 0.05), options=SHORT)
     exact = next(line for line in tuned.lines if line.label == "legolink-400")
     assert (exact.loss, exact.same_answer, tuned.full_score) == (0.0, 1.0, None)
 
@@ -185,19 +177,10 @@ def test_answers_of_full_are_what_is_lost_where_no_right_ones_are_known(store: S
 def test_answers_that_differ_are_a_target_and_layers_that_are_computed_whole_count_as_rows(
     model: Model, store: Store
 ) -> None:
-    policies = parse_algorithms(["cacheblend:ratio=.1", "legolink-400"])
+    policies = parse_policies(["cacheblend:ratio=.1", "legolink-400"])
     tuned = tune(
-        model, store, continued(model, TEXTS, 2, 4, 0), policies, TuningTarget("differ", 0.5), options=SHORT
+        model, store, continued(model, TEXTS, 2, 4), policies, TuningTarget("differ", 0.5), options=SHORT
     )  # fmt: skip
     blend, exact = sorted(tuned.lines, key=lambda line: line.rows)
     assert exact.rows > 0.99 and (exact.finding.mean, tuned.range) == (0.0, Range(0, 1))
     assert blend.rows > 2 / model.geometry.layers > 0.1  # the layers 0 and 1
-
-
-def test_a_share_of_naive_s_kl_is_a_target_of_differences_question_by_question(model: Model, store: Store) -> None:
-    made, target = continued(model, TEXTS, 2, 40, 0), TuningTarget("left", 0.5)
-    tuned = tune(model, store, made, parse_algorithms(["naive", "legolink-400", "legolink-4"]), target, options=SHORT)
-    naive, *_ = sorted(tuned.lines, key=lambda line: line.rows)
-    assert naive.finding.mean == pytest.approx(naive.answer_kl / 2) and tuned.range == Range(-0.5, 1)
-    exact = max(tuned.lines, key=lambda line: line.rows)
-    assert exact.finding.mean == pytest.approx(-naive.answer_kl / 2, rel=0.2)

@@ -10,12 +10,15 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 from weakref import WeakSet
 
 from pictool.commands.console.verbosity import is_verbose
 from pictool.errors import InputError, PicError
 from pictool.escapes import visible
+
+if TYPE_CHECKING:
+    from pictool.store.store import Store
 
 INTERRUPTED = 130  # exit code: 128 + SIGINT, as shells have it
 GRACE_S = 5.0  # for so long an interrupted command may still clean up
@@ -37,17 +40,7 @@ def of_command_line() -> Iterator[None]:
         raise UsageError(str(error)) from error
 
 
-class Cancellable(Protocol):
-    def cancel(self) -> None:
-        """Give up what runs; it is not waited for."""
-
-
-_running: WeakSet[Cancellable] = WeakSet()
-
-
-def cancel_on_interrupt(work: Cancellable) -> None:
-    """Have this cancelled if the command is interrupted, so that the process does not wait for it."""
-    _running.add(work)
+fetching: WeakSet[Store] = WeakSet()  # cancelled if the command is interrupted, so that the process waits for none
 
 
 def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
@@ -62,8 +55,8 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
             fail(str(error), error.exit_code)
         except KeyboardInterrupt:
             print("pic: interrupted", file=sys.stderr)
-            for work in list(_running):
-                work.cancel()
+            for store in list(fetching):
+                store.cancel()
             sys.exit(INTERRUPTED)
         except BrokenPipeError:
             drop_stdout()
@@ -96,15 +89,11 @@ def end_within(seconds: float) -> None:
 def fail(message: str, code: int) -> NoReturn:
     if is_verbose() and sys.exc_info()[0] is not None:
         traceback.print_exc()
-    print("pic: error:", visible(_shortened(" ".join(message.splitlines()))), file=sys.stderr)
+    line = " ".join(message.splitlines())
+    if len(line) > _MAX_MESSAGE:  # its end is readable, whatever a file holds that it quotes
+        line = f"{line[: _MAX_MESSAGE // 2]} … {line[-_MAX_MESSAGE // 2 :]}"
+    print("pic: error:", visible(line), file=sys.stderr)
     sys.exit(code)
-
-
-def _shortened(message: str) -> str:
-    """A message whose end is readable, whatever a file holds that it quotes: the middle is left out if it is long."""
-    return (
-        message if len(message) <= _MAX_MESSAGE else f"{message[: _MAX_MESSAGE // 2]} … {message[-_MAX_MESSAGE // 2 :]}"
-    )
 
 
 def drop_stdout() -> None:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pictool.commands.console.outputs import print_json
-from pictool.commands.console.sizes import show_size
 from pictool.commands.console.verbosity import note
-from pictool.commands.console.words import count
+from pictool.commands.console.words import count, show_size
 
 if TYPE_CHECKING:
     from pictool.compiler.forecast import Forecast

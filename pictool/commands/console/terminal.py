@@ -156,12 +156,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[
             width = max([len(name), *(len(row[index]) for row in rows)])
             plain.add_column(name, justify="right", no_wrap=True, min_width=width)
     for row in rows:
-        plain.add_row(*(_uncut(cell) if index in left else cell for index, cell in enumerate(row)))
+        cells = (Text(cell, no_wrap=True, overflow="ellipsis") for cell in row)
+        plain.add_row(*(text if index in left else text.plain for index, text in enumerate(cells)))
     return plain
-
-
-def _uncut(text: str) -> Text:
-    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 class LabelledTable:

@@ -31,18 +31,16 @@ def is_verbose() -> bool:
     return _level is Verbosity.VERBOSE
 
 
-def is_quiet() -> bool:
-    return _level is Verbosity.QUIET
-
-
 def note(text: str) -> None:
     """Print a line for the user on stderr."""
-    _say(text, Verbosity.NORMAL)
+    if _level >= Verbosity.NORMAL:
+        print(f"pic: {visible(text)}", file=sys.stderr)
 
 
 def detail(text: str) -> None:
     """The same, with --verbose only."""
-    _say(text, Verbosity.VERBOSE)
+    if is_verbose():
+        note(text)
 
 
 @contextmanager
@@ -60,7 +58,7 @@ def showing_bar() -> Iterator[None]:
 def waiting(what: str) -> Iterator[None]:
     """Show on a terminal what is waited for, once it takes longer than half a second; the line goes when it is done."""
     screen = unguarded(sys.stderr)
-    if is_quiet() or _num_bars or not screen.isatty():
+    if _level is Verbosity.QUIET or _num_bars or not screen.isatty():
         yield
         return
     shown = threading.Event()
@@ -79,8 +77,3 @@ def waiting(what: str) -> Iterator[None]:
         timer.join()
         if shown.is_set():
             print("\r\x1b[K", end="", file=screen, flush=True)
-
-
-def _say(text: str, least: Verbosity) -> None:
-    if _level >= least:
-        print(f"pic: {visible(text)}", file=sys.stderr)

@@ -1,1 +1,1 @@
-"""Links of the command line: requests, batches, a server that links."""
+"""Links of the command line: requests, batches, folders."""

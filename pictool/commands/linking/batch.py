@@ -15,23 +15,22 @@ from pictool.commands.console.errors import UsageError, of_command_line
 from pictool.commands.console.outputs import output_path, print_json
 from pictool.commands.console.progress import answers_bar
 from pictool.commands.console.verbosity import note
-from pictool.commands.linking.request import RequestOptions, beside, make_spec
+from pictool.commands.linking.request import RequestOptions, beside
 from pictool.commands.settings.engine import find_engine
-from pictool.commands.settings.options import BATCH, option
+from pictool.commands.settings.options import BATCH, OUTPUT, POLICY, EngineOption, JsonOption, option
 from pictool.commands.settings.resources import open_model, open_store
 from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError, PicError
 
 if TYPE_CHECKING:
     from pictool.engines.answer_file import AnswerFile
-    from pictool.engines.base import Answer, Comparison, Engine
+    from pictool.engines.base import Answer, Engine
     from pictool.eval.datasets.records import Record
-    from pictool.fidelity.verify import Canary
+    from pictool.fidelity.verify import Canary, Drift
     from pictool.linker.spec import Spec
 
 _KEYS = ("id", "documents", "query", "head", "max_new_tokens")
 _UNUSED = ("answers", "kind")  # of files that pic eval reads too
-_OF_ONE = ("query", "documents")  # options of a single request
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,8 @@ class BatchRequest:
 
 
 @dataclass(frozen=True)
-class VerifyOptions:
-    """Options of batches, and of answers that are compared with full recompute."""
+class LinkOptions:
+    """What a link does besides answering, and whether it is one of a batch."""
 
     batch: Annotated[Optional[str], option("--batch", "FILE", "Answer the requests in a JSON Lines file.", BATCH)] = (
         None
@@ -64,13 +63,21 @@ class VerifyOptions:
         Optional[float],
         option("--max-kl", "NATS", "With --verify: exit with 1 if the mean KL is above NATS.", BATCH, min=0),
     ] = None
+    auto_ratio: Annotated[
+        bool,
+        option("--auto-ratio", None, "Recompute the share of rows that loading hides, at least 0.15.", POLICY),
+    ] = False
+    compare: Annotated[bool, option("--compare", None, "Also run full recompute; print speedup and agreement.")] = False
+    trace: Annotated[
+        Optional[str],
+        option("--trace", "FILE", "Write a trace of the link, for pic inspect and pic tui.", OUTPUT),
+    ] = None
+    output: Annotated[Optional[str], option("-o, --output", "FILE", "Write the JSON report to a file.", OUTPUT)] = None
+    as_json: JsonOption = False
+    engine: EngineOption = None
 
     def canary(self, seed: int) -> Canary:
-        """Which requests are verified; none without --verify.
-
-        Raises:
-            UsageError: --max-kl alone; no share.
-        """
+        """Which requests are verified; none without --verify. Raises UsageError: --max-kl alone; no share."""
         from pictool.fidelity.verify import Canary
 
         if self.max_kl is not None and self.verify is None:
@@ -78,31 +85,10 @@ class VerifyOptions:
         with of_command_line():
             return Canary(self.verify or 0.0, seed)
 
-
-@dataclass(frozen=True)
-class BatchOptions:
-    """Options of --batch.
-
-    Fields:
-        max_kl: bounds the mean of the verified answers; None: the mean is only reported.
-    """
-
-    path: Path
-    output: Path | None
-    canary: Canary
-    max_kl: float | None
-    as_json: bool
-
-    @classmethod
-    def of(cls, verified: VerifyOptions, output: str | None, canary: Canary, as_json: bool) -> BatchOptions:
-        """The options of a command line with --batch. Raises InputError: -o names a file that cannot be written."""
-        assert verified.batch is not None
-        path = None if output is None else output_path("-o", output, [verified.batch])
-        return cls(Path(verified.batch), path, canary, verified.max_kl, as_json)
-
-    def must_run(self, request: BatchRequest, known: Mapping[str, Any] | None) -> bool:
-        """Whether a request has no answer yet, or one that was not verified and has to be."""
-        return known is None or (known["compare"] is None and self.canary.picks(request.digest))
+    def of_one(self) -> str | None:
+        """The name of an option that applies to one link, if there is one."""
+        named = {"--compare": self.compare, "--trace": self.trace, "--auto-ratio": self.auto_ratio}
+        return next((name for name, value in named.items() if value), None)
 
 
 def made_of(engine: Engine) -> Callable[[BatchRequest], str | None]:
@@ -127,29 +113,35 @@ def answered(answers: AnswerFile[Any], made_of: Callable[[Any], str | None]) -> 
     return found
 
 
-def run_batch(batch: BatchOptions, request: RequestOptions, settings: Settings, engine: str | None) -> None:
-    """Answer every request of the file; failures are reported at the end.
+def run_batch(path: Path, options: LinkOptions, request: RequestOptions, settings: Settings, canary: Canary) -> None:
+    """Answer every request of a file; failures are reported at the end.
 
     Raises:
         UsageError: options of one request. InputError: an unusable file; requests that failed; drift above `max_kl`.
     """
     from pictool.engines.answer_file import AnswerFile
-    from pictool.fidelity.verify import Drift
+    from pictool.eval.datasets.records import read_records
 
-    check_batch(batch, request, settings)
-    requests = read_batch(batch.path, request, settings)
-    engine_type = find_engine(engine, model=settings.model)
+    check_batch(options, request)
+    output = None if options.output is None else output_path("-o", options.output, [path])
+    common = repr([request, settings.head, settings.query_template, settings.separator, settings.codec, settings.algo])
+    requests = [_request_of(record, request, settings, common) for record in read_records(path)]
+    engine_type = find_engine(options.engine, model=settings.model)
     results: dict[int, Mapping[str, Any]] = {}
     store, model = open_store(settings), open_model(settings)
     with ExitStack() as opened:
-        answers = None if batch.output is None else opened.enter_context(AnswerFile(batch.output, requests))
+        answers = None if output is None else opened.enter_context(AnswerFile(output, requests))
         running = opened.enter_context(engine_type(model, store))
         if answers is not None:
             results |= answered(answers, made_of(running))
-        waiting = [each for each in requests if batch.must_run(each, results.get(each.line))]
-        show = opened.enter_context(answers_bar(batch.path.name))
+        # A request has no answer yet, or one that was not verified and has to be.
+        waiting = [
+            each for each in requests
+            if (known := results.get(each.line)) is None or (known["compare"] is None and canary.picks(each.digest))
+        ]  # fmt: skip
+        show = opened.enter_context(answers_bar(path.name))
         show(len(results), len(requests))
-        for each, outcome in answer_each(running, waiting, batch.canary):
+        for each, outcome in answer_each(running, waiting, canary):
             report = {"error": str(outcome)} if isinstance(outcome, PicError) else outcome.report()
             results[each.line] = {"id": each.id, **report}
             if answers is not None:
@@ -157,40 +149,46 @@ def run_batch(batch: BatchOptions, request: RequestOptions, settings: Settings, 
             show(len(results), len(requests))
     store.drain()
     ordered = [results[line] for line in sorted(results)]
-    drift = Drift.of(len(ordered), compared_of(ordered))
-    if batch.as_json:
+    drift = drift_of(ordered)
+    if options.as_json:
         print_json({"answers": ordered, "drift": drift.report()})
-    elif batch.output is None:
+    elif output is None:
         for result in ordered:
             print(json.dumps({"id": result["id"], "answer": result.get("answer")}, ensure_ascii=False))
-    if batch.canary.share:
+    if canary.share:
         note(str(drift))
-    raise_failures(batch, results, drift.kl_mean)
+    if failed := [line for line, result in sorted(results.items()) if "error" in result]:
+        first = results[failed[0]]["error"]
+        raise InputError(f"{path}: {len(failed)} of {len(results)} requests failed; request {failed[0]}: {first}")
+    require_little(drift, options.max_kl, f"{path}: the verified answers have")
 
 
-def check_batch(batch: BatchOptions, request: RequestOptions, settings: Settings) -> None:
+def check_batch(options: LinkOptions, request: RequestOptions) -> None:
     """Refuse options of a single request."""
-    for name in _OF_ONE:
+    if name := options.of_one():
+        raise UsageError(f"--batch: {name} applies to one request; leave it out (--verify 1 compares all)")
+    for name in ("query", "documents"):
         if getattr(request, name):
             raise UsageError(f"--batch: the file has the {name} of each request; leave that of the command line out")
-    if len(request.algos) > 1:
+    if len(request.policies()) > 1:
         raise UsageError("--batch: needs one policy; pic eval compares several")
-    if request.ratio == "auto":
-        raise UsageError("--batch: needs a number as ratio; auto is measured for one request")
-    if settings.server:
-        raise UsageError("--batch: links in this process; leave --server out (--server '')")
 
 
-def read_batch(path: Path, request: RequestOptions, settings: Settings) -> list[BatchRequest]:
-    """The requests of a file.
+def drift_of(reports: Sequence[Mapping[str, Any]]) -> Drift:
+    """How far the answers of reports are from those of full recompute, as far as they were compared."""
+    from pictool.engines.base import Comparison
+    from pictool.fidelity.verify import Drift
 
-    Raises:
-        InputError: names the line and the key.
-    """
-    from pictool.eval.datasets.records import read_records
+    return Drift.of(len(reports), [Comparison.of(report["compare"]) for report in reports if report.get("compare")])
 
-    common = repr(replace(request, documents=[])) + repr(settings.head) + repr(settings.algo)
-    return [_request_of(record, request, settings, common) for record in read_records(path)]
+
+def require_little(drift: Drift, max_kl: float | None, what: str) -> None:
+    """Raise InputError if verified answers are farther from those of full recompute than `max_kl`."""
+    if max_kl is not None and drift.kl_mean is not None and drift.kl_mean > max_kl:
+        raise InputError(
+            f"{what} a KL of {drift.kl_mean:.3g} to full recompute, above --max-kl {max_kl:g}; take a policy with more "
+            "rows (pic tune)"
+        )
 
 
 def _request_of(record: Record, request: RequestOptions, settings: Settings, common: str) -> BatchRequest:
@@ -207,11 +205,9 @@ def _request_of(record: Record, request: RequestOptions, settings: Settings, com
         else:
             raise record.key_error(name, 'must be a path, a key, or {"text": …}')
     most = record.whole_number_or_none("max_new_tokens")
-    own = replace(
-        request, query=record.text("query"), head=record.text_or_none("head") or request.head,
-        max_new_tokens=most or request.max_new_tokens,
-    )  # fmt: skip
-    spec = replace(make_spec(own, settings), documents=documents)
+    own = replace(request, query=record.text("query"), max_new_tokens=most or request.max_new_tokens)
+    spec = own.spec(replace(settings, head=record.text_or_none("head") or settings.head))
+    spec = replace(spec, documents=documents)
     text = json.dumps(record.values, sort_keys=True)
     return BatchRequest(record.number, record.id("id"), sha256((text + common).encode()).hexdigest(), spec)
 
@@ -229,23 +225,3 @@ def answer_each(
             yield each, error
     for index, outcome in engine.answer_all([each.spec for each in others]):
         yield others[index], outcome
-
-
-def compared_of(results: Sequence[Mapping[str, Any]]) -> list[Comparison]:
-    """The comparisons of the answers that were verified."""
-    from pictool.engines.base import Comparison
-
-    return [Comparison.of(result["compare"]) for result in results if result.get("compare")]
-
-
-def raise_failures(batch: BatchOptions, results: Mapping[int, Mapping[str, Any]], kl: float | None) -> None:
-    """Raise InputError for requests that failed, or answers that are too far from those of full recompute."""
-    failed = [line for line, result in sorted(results.items()) if "error" in result]
-    if failed:
-        first = results[failed[0]]["error"]
-        raise InputError(f"{batch.path}: {len(failed)} of {len(results)} requests failed; request {failed[0]}: {first}")
-    if batch.max_kl is not None and kl is not None and kl > batch.max_kl:
-        raise InputError(
-            f"{batch.path}: the verified answers have a KL of {kl:.3g} to full recompute, above --max-kl "
-            f"{batch.max_kl:g}; take a policy with more rows (pic tune)"
-        )

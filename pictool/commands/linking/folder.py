@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
-from pictool.commands.compile import new_work
 from pictool.commands.console.forecast import warn_of_disk
-from pictool.commands.console.progress import progress
+from pictool.commands.console.progress import new_work, progress
 from pictool.commands.console.verbosity import is_verbose, note
 from pictool.commands.console.words import count
 from pictool.commands.settings.options import COMPILING, OPTIONS, argument, option
@@ -58,9 +57,10 @@ class FolderOptions:
         option(
             "--passage-tokens",
             "N",
-            "Cut passages of at most N tokens; none joins two pages or sections.",
+            "Cut passages of at most N tokens (256); none joins two pages or sections.",
             COMPILING,
             min=16,
+            show_default=False,
         ),
     ] = PASSAGE_TOKENS
 
@@ -81,13 +81,13 @@ def read_library(reader: LibraryReader, files: Sequence[Path]) -> Library:
     """Read files; notes name those that cannot be read."""
     with progress("reading", len(files)) as advance:
         library = reader.read(files, on_read=lambda _: advance())
-    tell_problems(library.problems)
+    note_problems(library.problems)
     passages = f"{count(len(library.passages), 'passage')} of {count(library.num_documents, 'document')}"
     note(f"{passages}, {sum(passage.num_tokens for passage in library.passages):,d} tokens")
     return library
 
 
-def tell_problems(problems: Sequence[Document]) -> None:
+def note_problems(problems: Sequence[Document]) -> None:
     """A note for each file that cannot be read, and their number."""
     shown = problems if is_verbose() else problems[:MAX_NOTES]
     for document in shown:

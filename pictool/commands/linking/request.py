@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -13,30 +13,25 @@ from pictool.commands.console.errors import UsageError, of_command_line
 from pictool.commands.console.verbosity import note
 from pictool.commands.settings.options import (
     ANSWER,
-    COMPILING,
     POLICY,
+    SPECS,
     ChunkOption,
-    CodecOption,
-    FieldsOption,
-    HeadOption,
-    SeparatorOption,
-    TemplateOption,
+    NewTokensOption,
     argument,
     option,
-    require_64_bits,
 )
 from pictool.commands.settings.settings import Settings
+from pictool.commands.settings.types import parse_seed
 from pictool.errors import InputError
 from pictool.reading import exists
 
 if TYPE_CHECKING:
-    from pictool.core import Sampling
+    from pictool.linker.grid import LabelledPolicy
     from pictool.linker.policies.base import Policy
     from pictool.linker.spec import Document, Spec
     from pictool.store.store import Store
 
 STDIN = "-"  # as the name of a file, in place of what is read from it
-AUTO = "auto"  # as ratio: what the loading controller chooses
 
 
 @dataclass(frozen=True)
@@ -52,84 +47,73 @@ class RequestOptions:
         option(
             "--algo",
             "SPEC",
-            "Policy, as NAME or NAME-NUMBER; repeat it to compare several. A wrong name lists all.",
+            f"Policy (PIC_ALGO), or several to compare: {SPECS}",
             POLICY,
         ),
     ] = field(default_factory=list)
-    k: Annotated[Optional[int], option("-k", "N", "Recompute the first N tokens of each chunk.", POLICY)] = None
-    ratio: Annotated[
-        Optional[str],
-        option(
-            "--ratio",
-            "SHARE",
-            "Share of rows to recompute; auto: as many as loading takes time for, at least 0.15.",
-            POLICY,
-        ),
-    ] = None
-    params: FieldsOption = field(default_factory=list)
-    fallback: Annotated[
-        Optional[str],
-        option("--fallback", "NAME", "Policy for objects without a table of fixups (none: refuse them).", POLICY),
-    ] = None
-    head: HeadOption = None
-    query_template: TemplateOption = None
-    separator: SeparatorOption = None
-    max_new_tokens: Annotated[
-        Optional[int], option("--max-new-tokens", "N", "Generate at most N tokens (64).", ANSWER, min=1)
-    ] = None
+    max_new_tokens: NewTokensOption = None
     temperature: Annotated[float, option("--temperature", "T", "Sampling temperature; 0 is greedy.", ANSWER)] = 0.0
     top_p: Annotated[
         float, option("--top-p", "P", "Nucleus sampling: the likeliest tokens, up to probability P.", ANSWER)
     ] = 1.0
-    seed: Annotated[int, option("--seed", "N", "Seed of sampling.", ANSWER, min=0, callback=require_64_bits)] = 0
+    seed: Annotated[int, option("--seed", "N", "Seed of sampling.", ANSWER, type=parse_seed)] = 0
     stop: Annotated[list[str], option("--stop", "TEXT", "End the answer at this text; repeatable.", ANSWER)] = field(
         default_factory=list
     )
     chunk_tokens: ChunkOption = None
-    sinks: Annotated[
-        Optional[int],
-        option(
-            "--sinks", "N", "Dummy tokens before chunks that are compiled here (as the policy needs).", COMPILING, min=0
-        ),
-    ] = None
-    codec: CodecOption = None
 
-    @property
-    def algo(self) -> str | None:
-        """The policy that is named, if one is."""
-        return self.algos[0] if self.algos else None
+    def policies(self) -> list[LabelledPolicy]:
+        """The policies that are named. Raises UsageError: several, one of which depends on earlier requests."""
+        from pictool.linker.grid import parse_grid, parse_repeatable
+
+        with of_command_line():
+            named = parse_grid(self.algos)
+            return named if len(named) < 2 else parse_repeatable(self.algos)
+
+    def spec(self, settings: Settings) -> Spec:
+        """The spec of this request. Raises UsageError: no query, or sampling that makes no sense; InputError."""
+        from pictool.core import Sampling
+
+        if self.query is None:
+            raise UsageError("no query; give one with --query")
+        with of_command_line():
+            sampling = Sampling(self.temperature, self.top_p, self.seed, tuple(self.stop))
+        policy = next((named.policy for named in self.policies()), None)
+        return make_spec(
+            settings, self.query, policy, self.max_new_tokens, documents=list(self.documents), sampling=sampling,
+            chunk_tokens=self.chunk_tokens,
+        )  # fmt: skip
 
 
-def make_spec(options: RequestOptions, settings: Settings) -> Spec:
-    """The spec of a request: what the command line says, else the settings.
+def make_spec(
+    settings: Settings, query: str, policy: Policy | None = None, max_new_tokens: int | None = None, **more: Any
+) -> Spec:
+    """The spec of a question. Where the caller says nothing, the settings do.
 
-    Where the ratio is `auto`, it is the least one; the caller chooses it once the model and the store are open.
+    Args:
+        more: other fields of the spec.
 
     Raises:
-        UsageError: no query, or an option of the policy or of sampling that makes no sense.
-        InputError: the same in the settings, or a text that is none.
+        InputError: a policy of the settings that there is not, or a text that is none.
     """
-    from pictool.compiler.compile import CODEC
     from pictool.linker.spec import MAX_NEW_TOKENS, Spec
-    from pictool.store.codecs import require_codec
 
-    with of_command_line():
-        require_codec(options.codec or CODEC)
-    if options.query is None:
-        raise UsageError("no query; give one with --query")
     return Spec(
-        query=require_text("the query", options.query),
-        documents=list(options.documents),
-        policy=_make_policy(options, settings),
-        head=text_or_silent("the head", _first(options.head, settings.head)),
-        query_template=text_or_silent("the query template", _first(options.query_template, settings.query_template)),
-        separator=text_or_silent("the separator", _first(options.separator, settings.separator)),
-        max_new_tokens=_first(options.max_new_tokens, MAX_NEW_TOKENS),
-        sampling=_make_sampling(options),
-        sinks=options.sinks,
-        chunk_tokens=options.chunk_tokens,
-        codec=_first(options.codec, settings.codec),
-    )
+        query=require_text("the query", query), policy=policy or policy_of_settings(settings), head=settings.head,
+        query_template=settings.query_template, separator=settings.separator, codec=settings.codec,
+        max_new_tokens=max_new_tokens or MAX_NEW_TOKENS, **more,
+    )  # fmt: skip
+
+
+def policy_of_settings(settings: Settings, default: str | None = None) -> Policy:
+    """The policy that the settings name, else the default. Raises InputError: it names the file or the variable."""
+    from pictool.linker.grid import parse_policy
+    from pictool.linker.policies import DEFAULT
+
+    try:
+        return parse_policy(settings.algo or default or DEFAULT)
+    except InputError as error:
+        raise InputError(f"{settings.origin('algo')}: algo: {error}") from error
 
 
 def with_stdin(spec: Spec) -> Spec:
@@ -159,72 +143,6 @@ def read_stdin() -> str:
     return decode_text("stdin", sys.stdin.buffer.read(MAX_FILE_BYTES + 1))
 
 
-def _make_policy(options: RequestOptions, settings: Settings) -> Policy:
-    from pictool.controller.cost import MIN_RATIO
-    from pictool.linker.grid import policy_with_options
-    from pictool.linker.policies import DEFAULT
-
-    values = policy_values(options)
-    if values.get("ratio") == AUTO:
-        values["ratio"] = MIN_RATIO
-    if options.algo is None and settings.algo is not None:
-        return policy_of_settings(settings, values)
-    with of_command_line():
-        return policy_with_options(options.algo or DEFAULT, values)
-
-
-def policy_of_settings(settings: Settings, values: Mapping[str, Any]) -> Policy:
-    """The policy that the settings name, with fields of the command line before its own.
-
-    Raises:
-        InputError: no such policy; it names the file or the variable. UsageError: a field that the policy lacks.
-    """
-    from pictool.linker.grid import parse_policy, policy_with_options
-
-    assert settings.algo is not None
-    origin = settings.origin("algo")
-    try:
-        policy = parse_policy(settings.algo)
-    except InputError as error:
-        raise InputError(f"{origin}: algo: {error}") from error
-    if not values:
-        return policy
-    try:
-        return policy_with_options(settings.algo, values)
-    except InputError as error:
-        raise UsageError(f"{error} (the policy is that of {origin}; --algo names another)") from error
-
-
-def _make_sampling(options: RequestOptions) -> Sampling:
-    from pictool.core import Sampling
-
-    with of_command_line():
-        return Sampling(options.temperature, options.top_p, options.seed, tuple(options.stop))
-
-
-def policy_values(options: RequestOptions) -> dict[str, Any]:
-    """The policy's fields from `-k`, `--ratio`, `--fallback` and `-p`.
-
-    Raises:
-        UsageError: a field is named twice.
-    """
-    ratio = None if options.ratio is None else _parse_ratio(options.ratio)
-    return named_fields(options.params, k=options.k, ratio=ratio, fallback=options.fallback)
-
-
-def named_fields(params: Sequence[str], **options: Any) -> dict[str, Any]:
-    """The policy's fields that the command line names: by options of their own (None: unused), and by `-p`.
-
-    Raises:
-        UsageError: one is named twice.
-    """
-    named = {name: value for name, value in options.items() if value is not None}
-    others = parse_fields(params)
-    for name in named.keys() & others.keys():
-        raise UsageError(f"{'-k' if name == 'k' else f'--{name}'} and -p {name}={others[name]}: name one of the two")
-    return named | others
-
-
 def parse_fields(params: Sequence[str]) -> dict[str, str]:
     """The values of `-p FIELD=VALUE`.
 
@@ -240,21 +158,6 @@ def parse_fields(params: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"-p {name}={values[name]} and -p {param}: name one of the two")
         values[name] = value
     return values
-
-
-def _parse_ratio(text: str) -> float | str:
-    """The value of --ratio: a number, or auto."""
-    if text == AUTO:
-        return AUTO
-    try:
-        return float(text)
-    except ValueError as error:
-        raise UsageError(f"--ratio {text}: must be a number from 0 to 1, or {AUTO}") from error
-
-
-def _first(*values: Any) -> Any:
-    """The first value that is not None."""
-    return next((value for value in values if value is not None), None)
 
 
 def require_text(what: str, text: str) -> str:

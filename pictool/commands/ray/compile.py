@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pictool.cluster.bulk import BulkResult, Progress
     from pictool.cluster.loading import ModelSpec
     from pictool.cluster.worker import BulkSpec
-    from pictool.commands.compile import Compilation
+    from pictool.commands.settings.compiling import Compilation
     from pictool.runtime.model import Model
     from pictool.store.remote.remote import Remote, Retry
 

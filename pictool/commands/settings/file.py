@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from pictool import strict_yaml
-from pictool.commands.settings.settings import read_yaml, setting_keys
+from pictool.commands.settings.settings import read_settings_file
 from pictool.errors import InputError
 from pictool.reading import read_file
 
@@ -31,7 +31,7 @@ def _changed(path: Path, name: str, value: str) -> str:
     """The file's text with a setting. Raises InputError."""
     text, before = "", {}
     if path.exists():
-        before = read_yaml(path, setting_keys())
+        before = read_settings_file(path)
         text = read_file(path, strict_yaml.MAX_BYTES).decode("utf-8-sig")
     changed = _with(text, name, yaml.safe_dump(value).partition("\n")[0])
     try:

@@ -12,11 +12,13 @@ from typing import Annotated, Any, Optional, TypeVar, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from pictool.commands.completion import complete_algo, complete_key, complete_model
-from pictool.commands.console.errors import reports_errors
+from pictool.commands.console.errors import UsageError, fail, reports_errors
 from pictool.commands.console.verbosity import note
+from pictool.commands.settings.completion import complete_algo, complete_key, complete_model
 from pictool.commands.settings.salt import MAKE_ONE, is_weak
 from pictool.commands.settings.settings import Settings, read_settings
+from pictool.commands.settings.types import parse_algo
+from pictool.errors import PicError
 
 SALT = ("salt", "salt_file")  # settings of every command whose model or keys are a tenant's
 WITHOUT_VALUE = "default"  # of an option that was given without its value
@@ -37,24 +39,27 @@ _ARGUMENT_VALUES = {"KEY": complete_key, "DOCUMENT": complete_key}
 SPECS = "NAME, NAME-NUMBER or NAME:FIELD=VALUE[,VALUE...]; repeatable. A wrong name lists all."
 
 
-def option(names: str, metavar: str | None, help: str, heading: str = OPTIONS, **more: Any) -> Any:
+def option(
+    names: str, metavar: str | None, help: str, heading: str = OPTIONS, type: Callable[[str, str], Any] | None = None,
+    **more: Any,
+) -> Any:  # fmt: skip
     """An option of the command line.
 
     Args:
         names: as `-q, --query`.
         metavar: what stands for its value in the help; None for a flag.
+        type: makes its value, one of `types`; else that is of the annotation's type.
         more: as of `typer.Option`.
     """
     listed = names.split(", ")
     more = {"autocompletion": _OPTION_VALUES.get(listed[0])} | more
+    if type is not None:
+
+        def parse(value: Any) -> Any:
+            return type(listed[-1], value) if isinstance(value, str) else value
+
+        more["parser"] = parse
     return typer.Option(*listed, metavar=metavar, help=help, rich_help_panel=heading, **more)
-
-
-def require_64_bits(value: int) -> int:
-    """A seed, as an option's callback; a bound of typer's own would be in the help, digit by digit."""
-    if value >= 1 << 64:
-        raise typer.BadParameter(f"{value} is not below 2^64")
-    return value
 
 
 def argument(metavar: str, help: str, **more: Any) -> Any:
@@ -63,7 +68,6 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
 
 
 JsonOption = Annotated[bool, option("--json", None, "Print the report as JSON.", OUTPUT)]
-PlotOption = Annotated[Optional[str], option("--plot", "FILE", "Draw a plot (.svg or .png).", OUTPUT)]
 EngineOption = Annotated[
     Optional[str],
     option("--engine", "NAME", "torch (default) or vllm; a GGUF file chooses llamacpp. A wrong name lists all.", MODEL),
@@ -96,8 +100,19 @@ HeadOption = Annotated[
 TemplateOption = Annotated[
     Optional[str], option("--query-template", "TEXT", "Text after the documents; contains {query}.", PROMPT)
 ]
-FieldsOption = Annotated[list[str], option("-p", "FIELD=VALUE", "Set a field of the policy; repeatable.", POLICY)]
-
+NewTokensOption = Annotated[
+    Optional[int], option("--max-new-tokens", "N", "Generate at most N tokens (64).", ANSWER, min=1)
+]
+AlgoOption = Annotated[
+    Any,
+    option(
+        "--algo",
+        "SPEC",
+        "Policy (PIC_ALGO): NAME, NAME-NUMBER or NAME:FIELD=VALUE. A wrong name lists all.",
+        POLICY,
+        type=parse_algo,
+    ),
+]
 SeparatorOption = Annotated[
     Optional[str],
     option(
@@ -123,14 +138,13 @@ SETTINGS = {
         Optional[str], option("--dtype", "NAME", "auto, float32, bfloat16 or float16 (PIC_DTYPE; auto).", MODEL)
     ],
     "codec": CodecOption,
+    "head": HeadOption,
+    "query_template": TemplateOption,
     "separator": SeparatorOption,
     "store": Annotated[Optional[str], option("--store", "DIR", "Directory of the store (PIC_STORE; .pic).", STORE)],
     "remote": Annotated[
         Optional[str],
         option("--remote", "URL", "Remote store to fetch missing objects from, or to push to (PIC_REMOTE).", STORE),
-    ],
-    "server": Annotated[
-        Optional[str], option("--server", "URL", "Use a running pic serve (PIC_SERVER; '' for none).", MODEL)
     ],
     "salt": Annotated[
         Optional[str],
@@ -153,7 +167,7 @@ SETTINGS = {
         option(
             "--signing-key",
             "[=FILE]",
-            "Sign what is written with a private key (PIC_SIGNING_KEY; that of pic store key).",
+            "Sign what is written with a private key (PIC_SIGNING_KEY; that of pic store sign).",
             STORE,
         ),
     ],
@@ -189,7 +203,8 @@ def command(app: typer.Typer, name: str, *settings: str, without: Sequence[str] 
             overrides = {name: values.pop(name) for name in settings}
             for parameter, kind in hints.items():
                 if kind is Settings:
-                    values[parameter] = read_settings().override(**overrides).without_secrets_of_others()
+                    values[parameter] = read_settings().override(**overrides)
+                    values[parameter].check_strange_file()
                     if "salt" in settings and is_weak(values[parameter].salt):
                         note(f"the salt is weak: whoever guesses it finds every object compiled with it; {MAKE_ONE}")
                 elif is_dataclass(kind):
@@ -254,10 +269,14 @@ class _Command(TyperCommand):
         for index, text in enumerate(args):
             filled.append(text)
             if text == "--":
-                return super().parse_args(ctx, filled + args[index + 1 :])
+                filled += args[index + 1 :]
+                break
             if text in optional and not _is_address(args[index + 1 : index + 2]):
                 filled.append(WITHOUT_VALUE)
-        return super().parse_args(ctx, filled)
+        try:
+            return super().parse_args(ctx, filled)
+        except PicError as error:  # of an option's type
+            fail(str(error), UsageError.exit_code)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _HEADINGS}

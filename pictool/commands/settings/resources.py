@@ -9,7 +9,7 @@ import time
 from functools import cache
 from typing import TYPE_CHECKING
 
-from pictool.commands.console.errors import cancel_on_interrupt
+from pictool.commands.console.errors import fetching
 from pictool.commands.console.verbosity import detail, note, waiting
 from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError, PicError, StoreError, UnreadableObjectError
@@ -17,24 +17,26 @@ from pictool.urls import without_credentials
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
-    from pictool.store.remote.remote import Remote
     from pictool.store.store import Store
 
 
 def open_store(settings: Settings) -> Store:
     """The store with its budget, its remote and its host memory; warnings are notes on stderr."""
+    from pictool.store.remote.pace import MIN_RATE
+    from pictool.store.remote.remote import Remote
     from pictool.store.signatures import Trust
     from pictool.store.store import Store
 
     note_logs()
+    remote = Remote(settings.remote, min_rate=settings.remote_rate or MIN_RATE) if settings.remote else None
     store = Store(
-        settings.store, settings.max_size, remote=open_remote(settings), memory_bytes=settings.memory,
+        settings.store, settings.max_size, remote=remote, memory_bytes=settings.memory,
         on_warning=note, trust=Trust.open(settings.require_signed, settings.signing_key),
     )  # fmt: skip
     if store.root.exists() and not store.root.is_dir():
         raise InputError(f"{store.root}: is not a directory; name another store with --store")
     if store.remote is not None:
-        cancel_on_interrupt(store)
+        fetching.add(store)
     far = f", remote {without_credentials(settings.remote)} ({settings.origin('remote')})" if settings.remote else ""
     detail(f"store {store.root} ({settings.origin('store')}){far}")
     return store
@@ -56,7 +58,7 @@ def find_intact(store: Store, chains: bool) -> list[str]:
     """The keys of all objects but those whose headers are damaged, which are named.
 
     Raises:
-        UnreadableObjectError: whether one is damaged cannot be told.
+        UnreadableObjectError: whether one is damaged is not known.
     """
     keys = []
     for entry in store.objects(chains=chains):
@@ -78,14 +80,6 @@ def note_logs() -> None:
     logger.handlers, logger.propagate = [handler], False  # some libraries install handlers of all loggers
 
 
-def open_remote(settings: Settings) -> Remote | None:
-    """The remote that the settings name; it connects at the first request."""
-    from pictool.store.remote.pace import MIN_RATE
-    from pictool.store.remote.remote import Remote
-
-    return Remote(settings.remote, min_rate=settings.remote_rate or MIN_RATE) if settings.remote else None
-
-
 def open_model(settings: Settings) -> Model:
     """The model; its weights are loaded when they are needed."""
     from pictool.runtime.model import is_gguf, require_name
@@ -96,7 +90,10 @@ def open_model(settings: Settings) -> Model:
         quiet_libraries()
         from pictool.runtime.model import load_model
     if is_gguf(settings.model):
-        model = open_gguf_model(settings)
+        from pictool.engines.llamacpp.model import open_gguf
+
+        name = settings.model or ""
+        model: Model = open_gguf(name, settings.device, settings.dtype, settings.salt, on_wait=waiting)
     else:
         model = load_model(settings.model, settings.device, settings.dtype, settings.salt)
         model.on_wait = waiting
@@ -110,14 +107,6 @@ def open_model(settings: Settings) -> Model:
         f"opened in {opened_s:.1f} s"
     )
     return model
-
-
-def open_gguf_model(settings: Settings) -> Model:
-    """The GGUF file that the settings name. Raises InputError or ModelError as `open_gguf`."""
-    from pictool.engines.llamacpp.model import open_gguf
-
-    name = settings.model or os.environ.get("PIC_MODEL") or ""
-    return open_gguf(name, settings.device, settings.dtype, settings.salt, on_wait=waiting)
 
 
 def quiet_libraries() -> None:

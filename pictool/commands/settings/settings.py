@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -12,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from pictool.commands.console.errors import UsageError
-from pictool.commands.console.sizes import parse_size
 from pictool.commands.console.verbosity import note
 from pictool.commands.settings.salt import with_salt
+from pictool.commands.settings.types import parse_size
 from pictool.errors import InputError
 from pictool.reading import read_file, shown, with_home
 from pictool.store.entries import DEFAULT_ROOT
-from pictool.urls import has_credentials, without_credentials
+from pictool.urls import without_credentials
 
 FILE = "pic.yaml"
 DEFAULT = "default"
@@ -26,8 +25,8 @@ SIGNED = ("require_signed", "signing_key")
 _VARIABLES = {
     "model": "PIC_MODEL", "store": "PIC_STORE", "device": "PIC_DEVICE", "dtype": "PIC_DTYPE", "codec": "PIC_CODEC",
     "max_size": "PIC_MAX_SIZE", "salt": "PIC_SALT", "salt_file": "PIC_SALT_FILE", "remote": "PIC_REMOTE",
-    "algo": "PIC_ALGO", "memory": "PIC_MEMORY", "remote_rate": "PIC_REMOTE_RATE", "server": "PIC_SERVER",
-    "server_key": "PIC_SERVER_KEY", "require_signed": "PIC_REQUIRE_SIGNED", "signing_key": "PIC_SIGNING_KEY",
+    "algo": "PIC_ALGO", "memory": "PIC_MEMORY", "remote_rate": "PIC_REMOTE_RATE",
+    "require_signed": "PIC_REQUIRE_SIGNED", "signing_key": "PIC_SIGNING_KEY",
     "separator": "PIC_SEPARATOR",
 }  # fmt: skip
 _MAY_BE_EMPTY = ("separator",)  # an empty variable is unset, but for these
@@ -38,10 +37,13 @@ _OTHER_VARIABLES = (
     "PIC_UPSTREAM_KEY",
     "PIC_ENGINE_ENDS_WITH_PARENT",
 )
+# What earlier versions had: noted, and ignored.
+GONE = {"server": "pic link links in its own process", "server_key": "pic link links in its own process"}
 _TRUST = "PIC_TRUST"  # directories whose files are obeyed, whoever's they are
 # Settings that say where texts and secrets go, and whose objects are used.
-_STEERING = ("server", "remote", "model", "store", "salt_file", "require_signed", "signing_key")
+_STEERING = ("remote", "model", "store", "salt_file", "require_signed", "signing_key")
 _SIZES = ("max_size", "memory", "remote_rate")
+_TEXTS = ("head", "query_template", "separator")
 _PATHS = (
     "store",
     "salt_file",
@@ -75,8 +77,6 @@ class Settings:
         remote: URL of a store to fetch missing objects from; an empty text turns it off.
         memory: host memory for layers that links of one process share, as `2G`.
         remote_rate: bytes a second below which a transfer from the remote is given up; by default 8K.
-        server: URL of a `pic serve` that `pic link` uses; an empty text turns it off.
-        server_key: the bearer key for that server. Never shown.
         require_signed: a list of signers, or `default` (`~/.config/pictool/signers`): an object that none of them
             signed is absent. An empty text turns it off.
         signing_key: a private key, or `default` (`~/.config/pictool/signing-key`), that signs each object which is
@@ -100,8 +100,6 @@ class Settings:
     remote: str | None = None
     memory: int = 0
     remote_rate: int | None = None
-    server: str | None = None
-    server_key: str | None = field(default=None, repr=False)
     require_signed: str | None = None
     signing_key: str | None = None
     strange_file: str | None = field(default=None, compare=False, repr=False)
@@ -123,28 +121,23 @@ class Settings:
         origins |= {"salt": origins.pop("salt_file")} if "salt_file" in origins else {}
         return replace(self, **expanded, origins={**self.origins, **origins})  # type: ignore[arg-type]
 
-    def without_secrets_of_others(self) -> Settings:
-        """These settings, without secrets that would go to what a file outside of the user's own directories names.
+    def check_strange_file(self) -> None:
+        """Say what a file outside of the user's own directories names.
 
         Raises:
-            InputError: such a file names a remote by a URL, which credentials or a salt would follow.
+            InputError: it names a remote by a URL, which credentials or a salt would follow.
         """
         file = self.strange_file
         if file is None:
-            return self
-        remedy = f"set {_TRUST} to its directory if it is yours"
+            return
         if self.remote and "://" in self.remote and self.origin("remote") == file:
             raise InputError(
                 f"{file}: names the remote {without_credentials(self.remote)}, and is not below your home directory; "
-                f"{remedy}, or name the remote yourself (PIC_REMOTE)"
+                f"set {_TRUST} to its directory if it is yours, or name the remote yourself (PIC_REMOTE)"
             )
         used = [name for name in _STEERING if self.origin(name) == file]
         if used:
             note(f"using {', '.join(used)} of {file}, which is not below your home directory ({_TRUST})")
-        if self.server_key and self.origin("server") == file and self.origin("server_key") != file:
-            note(f"{self.origin('server_key')} is not sent to the server that {file} names; {remedy}")
-            return replace(self, server_key=None)
-        return self
 
     def option(self, name: str) -> str | None:
         """A setting as the command line says it; None if it does not."""
@@ -181,7 +174,7 @@ def read_settings() -> Settings:
     for name, value in values.items():
         if problem := _problem(name, value):
             raise InputError(f"{origins[name]}: {name} {without_credentials(value)!r}: {problem}")
-        values[name] = _parse_size(origins[name], name, value) if name in _SIZES else _expanded(name, value)
+        values[name] = parse_size(f"{origins[name]}: {name}", value) if name in _SIZES else _expanded(name, value)
     return Settings(**values, strange_file=strange_file, origins=origins)
 
 
@@ -215,9 +208,12 @@ def _require_own(path: Path, names: Sequence[str]) -> None:
 
 
 def _note_unknown_variables() -> None:
+    for name, why in GONE.items():
+        if f"PIC_{name.upper()}" in os.environ:
+            note(f"PIC_{name.upper()}: is no setting any more, and is ignored; {why}")
     known = (*_VARIABLES.values(), *_OTHER_VARIABLES)
     for name in sorted(os.environ):
-        if name.startswith("PIC_") and name not in known:
+        if name.startswith("PIC_") and name not in known and name.removeprefix("PIC_").lower() not in GONE:
             near = difflib.get_close_matches(name, known, 1)
             note(f"{name}: unknown variable{f'; did you mean {near[0]}?' if near else ''}")
 
@@ -249,7 +245,10 @@ def setting_keys() -> tuple[str, ...]:
 
 def _file_settings(path: Path) -> dict[str, Any]:
     """What a file says, its relative paths as the working directory has them."""
-    values = {name: text_or_none(path, name, value) for name, value in read_yaml(path, setting_keys()).items()}
+    values = {name: text_or_none(path, name, value) for name, value in read_settings_file(path).items()}
+    for name in GONE.keys() & values.keys():
+        note(f"{path}: {name}: is no setting any more, and is ignored; {GONE[name]}")
+        del values[name]
     said = {name: value for name, value in values.items() if value is not None}
     if path.parent == Path():
         return said
@@ -273,10 +272,11 @@ def _problem(name: str, value: str) -> str | None:
         from pictool.store.codecs import codecs
 
         return None if value in codecs() else f"must be one of {', '.join(codecs())}"
-    if name == "server":
-        if value and (has_credentials(value) or not re.fullmatch(r"https?://[^\s?#]+", value)):
-            return "must be a URL as http://host:8000, without a password (PIC_SERVER_KEY is the key)"
-        return None
+    if name in _TEXTS:
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            return f"is not UTF-8 text at character {error.start}; convert it first"
     if name in ("device", "dtype"):
         from pictool.runtime.device import device_problem, dtype_problem
 
@@ -284,13 +284,14 @@ def _problem(name: str, value: str) -> str | None:
     return None
 
 
-def _parse_size(origin: str, name: str, value: str) -> int:
-    return parse_size(f"{origin}: {name}", value)
-
-
 def _expanded(name: str, value: str) -> str:
     """A path with the home directory in place of `~`, as shells have it; other settings stay."""
     return str(with_home(value)) if name in _PATHS and value.startswith("~") else value
+
+
+def read_settings_file(path: Path) -> dict[str, Any]:
+    """What a `pic.yaml` says. Raises InputError as `read_yaml`."""
+    return read_yaml(path, (*setting_keys(), *GONE))
 
 
 def read_yaml(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
@@ -311,14 +312,9 @@ def read_yaml(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
         return {}
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: must be a mapping with the keys {', '.join(keys)}")
-    if unknown := [shown_key(key) for key in data if key not in keys]:
+    if unknown := [key[:80] if isinstance(key, str) else shown(key) for key in data if key not in keys]:
         raise InputError(f"{path}: unknown key {', '.join(unknown)[:200]}; known are {', '.join(keys)}")
     return dict(data)
-
-
-def shown_key(key: Any) -> str:
-    """A key of a YAML file, as a message shows it."""
-    return key[:80] if isinstance(key, str) else shown(key)
 
 
 def text_or_none(path: Path, key: str, value: Any) -> str | None:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 MAX_LISTED = 24  # tokens
 
 
-def show_diff(names: tuple[str, str], plot: str | None, as_json: bool) -> None:
-    """Compare two traces of one prompt, and draw their selections."""
+def show_diff(names: tuple[str, str], as_json: bool) -> None:
+    """Compare two traces of one prompt."""
     from pictool.commands.traces.json_form import diff_json
     from pictool.trace.diff import diff_traces
     from pictool.trace.format import read_trace
@@ -27,10 +27,6 @@ def show_diff(names: tuple[str, str], plot: str | None, as_json: bool) -> None:
         print_json(diff_json(names, diff))
     else:
         print_diff(names, first, second, diff)
-    if plot:
-        from pictool.trace import plots
-
-        plots.save(plots.draw_selection([first, second]), Path(plot))
 
 
 def print_diff(names: tuple[str, str], a: Trace, b: Trace, diff: TraceDiff) -> None:

@@ -80,7 +80,6 @@ def _deviation(deviation: DeviationFromFull, choices: tuple[str, ...]) -> dict[s
         "key": kv.key.tolist(), "value": kv.value.tolist(), "cosine": kv.cosine.tolist(),
         "attention_layers": attention.layers.tolist(), "attention_tokens": attention.tokens.tolist(),
         "attention_gained": attention.gained.tolist(),
-        "neighbour_correlation": [None if x != x else x for x in deviation.correlation.layers.tolist()],
         "generated": [asdict(token) | {"choice_text": text}
                       for token, text in zip(deviation.generated, choices, strict=True)],
     }  # fmt: skip

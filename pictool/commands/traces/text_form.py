@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 _MAX_ROWS = 24  # of an attention map
 _MAX_LISTED = 10
-TIMES = (("load", "load_s"), ("select", "select_s"), ("recompute", "recompute_s"), ("decode", "decode_s"))
+_TIMES = (("load", "load_s"), ("select", "select_s"), ("recompute", "recompute_s"), ("decode", "decode_s"))
 
 
 def show_trace(path: Path, trace: Trace, counts: TraceCounts, sections: Sequence[str]) -> None:
     """Show the sections header, candidates, times, parts and layers, as far as they are asked for."""
     screen = open_screen()
     if "header" in sections:
-        for field, value in facts_of(path, trace).items():
+        for field, value in _facts(path, trace).items():
             screen.print(Text(f"{field:<12} {visible(value)}"), overflow="fold")
     if "candidates" in sections:
         heading(screen, "first token of the answer: the likeliest")
@@ -53,7 +53,7 @@ def show_trace(path: Path, trace: Trace, counts: TraceCounts, sections: Sequence
         bars(screen, likeliest, 1.0)
     if "times" in sections:
         heading(screen, f"times (first token after {1e3 * trace.report['timing']['ttft_s']:.1f} ms)")
-        times = [(label, float(trace.report["timing"][field])) for label, field in TIMES]
+        times = [(label, float(trace.report["timing"][field])) for label, field in _TIMES]
         bars(screen, [(label, seconds, f"{1e3 * seconds:.1f} ms") for label, seconds in times])
     if "parts" in sections:
         heading(screen, "computed tokens by part (mean of the layers)")
@@ -65,8 +65,8 @@ def show_trace(path: Path, trace: Trace, counts: TraceCounts, sections: Sequence
         bars(screen, [(f"layer {i}", float(count), f"{count} of {total}") for i, count in by_layer], total)
 
 
-def facts_of(path: Path, trace: Trace) -> dict[str, str]:
-    """What a trace is, field by field; the first names it."""
+def _facts(path: Path, trace: Trace) -> dict[str, str]:
+    """What a trace is, field by field."""
     tokens, report = trace.report["tokens"], trace.report
     return {
         "trace": str(path),
@@ -150,20 +150,17 @@ def show_attention_sinks(trace: Trace, attention: AttentionMap, num_initial: int
     percent_grid(screen, attention.share_by_offset(NUM_OFFSETS), names, "t")
 
 
-def show_attention(trace: Trace, attention: AttentionMap, layer: int | None, head: int | None, scale: str) -> None:
+def show_attention(trace: Trace, attention: AttentionMap, layer: int | None, head: int | None) -> None:
     """Show the attention of the tail and the generated tokens over the prompt, and the tokens that draw most."""
     screen = open_screen()
     where = f"layer {'all' if layer is None else layer}, head {'all' if head is None else head}"
     shares = attention.share(layer, head)
-    values = attention.minmax(layer, head) if scale == "minmax" else shares
-    what = "QK scaled to 0..1 by row" if scale == "minmax" else "share of a row"
-    heading(screen, f"attention of tail and answer over the prompt: {where}")
-    screen.print(what, style="dim")
+    heading(screen, f"attention of tail and answer over the prompt, share of a row: {where}")
     labels = [visible(text) for text in row_labels(trace, attention)]
-    skipped = max(0, len(values) - _MAX_ROWS)
-    heat_map(screen, values[skipped:], labels[skipped:], trace.layout.starts, 1.0 if scale == "minmax" else None)
+    skipped = max(0, len(shares) - _MAX_ROWS)
+    heat_map(screen, shares[skipped:], labels[skipped:], trace.layout.starts)
     if skipped:
-        screen.print(f"the last {_MAX_ROWS} of {len(values)} rows", style="dim")
+        screen.print(f"the last {_MAX_ROWS} of {len(shares)} rows", style="dim")
     heading(screen, "tokens that draw most (mean of all rows, %)")
     screen.print(table(["token", "at", "part", "%"], _highest(trace, shares.mean(0))))
 

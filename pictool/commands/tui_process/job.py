@@ -48,8 +48,8 @@ class WorkerJob:
     def link(self, form: LinkForm, listener: Listener) -> Path | None:
         return cast("Path | None", self._request("link", (form,), listener))
 
-    def analyse(self, trace: Trace, name: str, layer: int | None, listener: Listener) -> TraceAnalysis:
-        return cast("TraceAnalysis", self._request("analyse", (trace, name, layer), listener))
+    def analyse(self, trace: Trace, name: str, listener: Listener) -> TraceAnalysis:
+        return cast("TraceAnalysis", self._request("analyse", (trace, name), listener))
 
     def attention_sinks(self, key: str, listener: Listener) -> AttentionSinks:
         return cast("AttentionSinks", self._request("attention_sinks", (key,), listener))

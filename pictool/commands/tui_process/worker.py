@@ -35,14 +35,14 @@ class TuiWorker:
 
     def link(self, form: LinkForm) -> Path | None:
         from pictool.commands.console.outputs import output_path
-        from pictool.commands.linking.request import RequestOptions, make_spec
+        from pictool.commands.linking.request import make_spec
         from pictool.engines import engine_class
+        from pictool.linker.grid import parse_policy
 
         path = output_path("trace", form.trace, form.documents) if form.trace else None
-        request = RequestOptions(
-            documents=[*form.documents], query=form.query, algos=[form.algo], max_new_tokens=form.max_new_tokens,
-        )  # fmt: skip
-        spec = make_spec(request, self._settings)
+        spec = make_spec(
+            self._settings, form.query, parse_policy(form.algo), form.max_new_tokens, documents=[*form.documents]
+        )
         model = self._open(form.model)
         self._say("note", f"linking {len(form.documents)} documents with {form.algo}")
         make = engine_class(model.engine)
@@ -58,13 +58,13 @@ class TuiWorker:
         self._say("note", f"of {whole} tokens {reused} are of earlier prompts, {resident} of documents in memory")
         return None
 
-    def analyse(self, trace: Trace, name: str, layer: int | None) -> TraceAnalysis:
+    def analyse(self, trace: Trace, name: str) -> TraceAnalysis:
         from pictool.trace.analysis import analyse_trace
 
         named = self._settings.option
         model = self._open(named("model") or trace.report["model"], named("dtype") or trace.target.dtype)
         self._say("note", "linking again, and in full")
-        return analyse_trace(model, self._store, trace, name, layer=layer, on_compile=self._compiled)
+        return analyse_trace(model, self._store, trace, name, on_compile=self._compiled)
 
     def attention_sinks(self, key: str) -> AttentionSinks:
         from pictool.commands.inspect import sinks_of

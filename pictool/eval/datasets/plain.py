@@ -54,7 +54,7 @@ def _document(record: Record, name: str, value: Any) -> str:
         raise record.key_error(name, 'must be a path, a text, or {"text": …}')
     path = Path(record.path).parent / value
     if not _is_there(path):
-        if _is_prose(value):
+        if len(value.split()) > 1 and ("\n" in value or not re.search(r"\.\w{1,8}$", value)):  # no name of a file
             return record.inner(name, {"text": value}).text("text")
         raise record.key_error(name, f'({value[:200]}: no such file; a text is {{"text": …}})')
     try:
@@ -68,8 +68,3 @@ def _is_there(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):  # too long for a name, or a zero byte
         return False
-
-
-def _is_prose(value: str) -> bool:
-    """Whether a string is a text, not the name of a file."""
-    return len(value.split()) > 1 and ("\n" in value or not re.search(r"\.\w{1,8}$", value))

@@ -103,8 +103,8 @@ class Needs:
 class Knob:
     """The field that sets what a policy costs: a larger value computes more rows, and is closer to full recompute.
 
-    Policies that differ in it alone are one family: `pic tune` searches along it, `NAME-NUMBER`, `-k` or `--ratio` set
-    it, and labels show it.
+    Policies that differ in it alone are one family: `pic tune` searches along it, `NAME-NUMBER` sets it, and labels
+    show it.
 
     Fields:
         field: its name. is_share: a share of rows, in per cent where it stands in a label; else a whole number.
@@ -112,11 +112,6 @@ class Knob:
 
     field: str
     is_share: bool = False
-
-    @property
-    def option(self) -> str:
-        """The option of the command line that sets it, without its dashes."""
-        return "ratio" if self.is_share else "k"
 
     def text(self, value: float) -> str:
         """The number in NAME-NUMBER."""
@@ -128,29 +123,11 @@ class Knob:
 
 
 @dataclass(frozen=True)
-class PlotStyle:
-    """How pictures draw a policy: its points by a marker of matplotlib, and its lines.
-
-    Fields:
-        colors: of points: a colour map of matplotlib, of which variants of one policy take different shades, or one
-            colour (#rrggbb).
-        size: of the marker, in points.
-        line_colors: of lines: variants of one policy take one after another.
-    """
-
-    marker: str = "P"
-    colors: str = "Purples"
-    size: float = 8.0
-    line_colors: tuple[str, ...] = ("#a50f15", "#8c6d31", "#e377c2", "#7f7f7f")
-
-
-@dataclass(frozen=True)
 class Policy(ABC):
     """One linking algorithm; its fields are its hyperparameters. The tail is computed in full by every policy."""
 
     name: ClassVar[str]
     reference: ClassVar[str]  # paper and section
-    plot: ClassVar[PlotStyle] = PlotStyle()
     knob: ClassVar[Knob | None] = None
 
     @property

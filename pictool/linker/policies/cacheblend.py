@@ -8,7 +8,6 @@ from pictool.errors import InputError
 from pictool.linker.policies.base import (
     Deviation,
     Knob,
-    PlotStyle,
     Policy,
     Prompt,
     Scores,
@@ -38,7 +37,6 @@ class CacheBlend(Policy):
 
     name: ClassVar[str] = "cacheblend"
     reference: ClassVar[str] = "CacheBlend §4.3"
-    plot: ClassVar[PlotStyle] = PlotStyle("s", "Oranges", 7.0, ("#d94801", "#fd8d3c", "#fdae6b", "#fdd0a2"))
     knob: ClassVar[Knob | None] = Knob("ratio", is_share=True)
     ratio: float = 0.15
     on: str = "v"

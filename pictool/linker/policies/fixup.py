@@ -10,7 +10,6 @@ from pictool.errors import InputError
 from pictool.linker.policies.base import (
     Knob,
     Needs,
-    PlotStyle,
     Policy,
     Prompt,
     Scores,
@@ -45,7 +44,6 @@ class Fixup(Policy):
 
     name: ClassVar[str] = "fixup"
     reference: ClassVar[str] = "docs/studies/fixups.md"
-    plot: ClassVar[PlotStyle] = PlotStyle("v", "Reds")
     knob: ClassVar[Knob | None] = Knob("ratio", is_share=True)
     ratio: float = 0.10
     budget: str = "prompt"
@@ -101,5 +99,5 @@ def without_table(text: str, start: int) -> InputError:
     which = f'of "{begin}…"' if begin else f"at token {start}"
     return InputError(
         f"fixup: the object {which} has no table of fixups; compile it with pic compile --probes 8, or take "
-        "--fallback legolink"
+        "--algo fixup:fallback=legolink"
     )

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pictool.linker.policies.base import Needs, PlotStyle, Policy, Prompt, Selection, all_rows
+from pictool.linker.policies.base import Needs, Policy, Prompt, Selection, all_rows
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,6 @@ class Full(Policy):
 
     name: ClassVar[str] = "full"
     reference: ClassVar[str] = "EPIC §2.3"
-    plot: ClassVar[PlotStyle] = PlotStyle("o", "#1a1a1a", line_colors=("#111111",))
 
     @property
     def needs(self) -> Needs:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pictool.errors import InputError
-from pictool.linker.policies.base import Knob, Needs, PlotStyle, Policy, Prompt, Selection, first_rows
+from pictool.linker.policies.base import Knob, Needs, Policy, Prompt, Selection, first_rows
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,6 @@ class LegoLink(Policy):
 
     name: ClassVar[str] = "legolink"
     reference: ClassVar[str] = "EPIC §4.2"
-    plot: ClassVar[PlotStyle] = PlotStyle("*", "Blues", 13.0, ("#08519c", "#3182bd", "#6baed6", "#9ecae1"))
     knob: ClassVar[Knob | None] = Knob("k")
     k: int = 16
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pictool.errors import InputError
-from pictool.linker.policies.base import Needs, PlotStyle, Policy, Prompt, Selection, no_rows
+from pictool.linker.policies.base import Needs, Policy, Prompt, Selection, no_rows
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,6 @@ class LegoLinkZero(Policy):
 
     name: ClassVar[str] = "legolink-0"
     reference: ClassVar[str] = "EPIC §5.4"
-    plot: ClassVar[PlotStyle] = PlotStyle("*", "#1a1a1a", 13.0, ("#17becf",))  # as in the paper's figure
     s: int = 4
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pictool.linker.policies.base import Needs, PlotStyle, Policy, Prompt, Selection, no_rows
+from pictool.linker.policies.base import Needs, Policy, Prompt, Selection, no_rows
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,6 @@ class Naive(Policy):
 
     name: ClassVar[str] = "naive"
     reference: ClassVar[str] = "EPIC §2.3"
-    plot: ClassVar[PlotStyle] = PlotStyle("X", "#1a1a1a", line_colors=("#9467bd",))
 
     @property
     def needs(self) -> Needs:

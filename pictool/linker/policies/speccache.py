@@ -12,7 +12,6 @@ from pictool.errors import InputError
 from pictool.linker.policies.base import (
     Knob,
     Needs,
-    PlotStyle,
     Policy,
     Prompt,
     Scores,
@@ -47,7 +46,6 @@ class SpecCache(Policy):
 
     name: ClassVar[str] = "speccache"
     reference: ClassVar[str] = "SpecCache §2"
-    plot: ClassVar[PlotStyle] = PlotStyle("^", "Greens", line_colors=("#006d2c", "#31a354", "#74c476"))
     knob: ClassVar[Knob | None] = Knob("ratio", is_share=True)
     ratio: float = 0.15
     deep: float = 1 / 3
@@ -132,7 +130,7 @@ class SpecCache(Policy):
         if len(tokens) > small.max_positions:
             raise InputError(
                 f"the prompt has {len(tokens)} tokens for the speculative model {small.name}, which takes "
-                f"{small.max_positions} positions; name another with -p spec_model=…"
+                f"{small.max_positions} positions; name another with --algo speccache:spec_model=…"
             )
         norms = hidden_norms(small, tokens)
         scores: Scores = norms[-max(1, count_of(self.deep, len(norms))) :].mean(0)
@@ -149,6 +147,7 @@ class SpecCache(Policy):
         name = self.spec_model or speculative_name(target)
         if not name:
             raise InputError(
-                f"speccache: needs a small model that reads prompts for {target.name}; name it with -p spec_model=…"
+                f"speccache: needs a small model that reads prompts for {target.name}; name it with --algo "
+                "speccache:spec_model=…"
             )
         return name

@@ -1,4 +1,4 @@
-"""What `pic link --server` sends: POST /v1/link, a request with its documents; events come back."""
+"""POST /v1/link: a request with its documents; events come back."""
 
 from __future__ import annotations
 

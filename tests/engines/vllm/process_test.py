@@ -62,7 +62,7 @@ def options(*more: str, **extra: Any) -> process.EngineOptions:
 
 def test_a_server_has_a_key_the_secret_and_the_connector_and_ends_with_its_context() -> None:
     with process.vllm_server(options("--enforce-eager"), "key") as own:
-        said = json.loads(urllib.request.urlopen(own.url, timeout=20).read())
+        said = json.loads(urllib.request.urlopen(own.url, timeout=60).read())
         assert own.lives()
     assert not own.lives() and (said["VLLM_API_KEY"], said[SECRET]) == ("key", "shared")
     arguments = said["arguments"]

@@ -31,7 +31,6 @@ RECORDS: dict[str, dict[str, Any]] = {
 GENERATED: dict[str, dict[str, str]] = {
     "world": {"prompts": "3", "chunks": "4"},
     "picbench": {"documents": "3", "words": "20", "cases_each": "1"},
-    "needle": {"files": "hay.txt", "lengths": "60,90", "depths": "0,50", "chunk_words": "20"},
 }
 
 
@@ -52,7 +51,7 @@ def small(name: str, tmp_path: Path) -> Dataset:
 
 
 def test_the_registry_has_every_file_and_nothing_abstract() -> None:
-    assert list(datasets()) == ["cacheblend", "longbench", "needle", "picbench", "plain", "world"]
+    assert list(datasets()) == ["cacheblend", "longbench", "picbench", "plain", "world"]
     assert set(datasets()) == {*RECORDS, *GENERATED}
 
 
@@ -97,11 +96,9 @@ def test_a_name_comes_before_a_file_of_that_name(tmp_path: Path) -> None:
 def test_fields_are_converted(tmp_path: Path) -> None:
     world = open_dataset("world", {"seed": "7", "kinds": "local, carried"})
     assert world.params["seed"] == 7 and world.params["kinds"] == ("local", "carried")
-    needle = open_dataset("needle", {"files": "hay.txt", "lengths": "100", "depths": "0,33.5"})
-    assert needle.params["lengths"] == (100,) and needle.params["depths"] == (0.0, 33.5)
 
 
-ALL = "cacheblend, longbench, needle, picbench, plain, world"
+ALL = "cacheblend, longbench, picbench, plain, world"
 
 
 @pytest.mark.parametrize(
@@ -113,9 +110,6 @@ ALL = "cacheblend, longbench, needle, picbench, plain, world"
         ("world", {"format": "plain"}, "world: format=plain is for files; this is a dataset's name"),
         ("world", {"size": "1"}, "world has no field 'size'; its fields are seed, prompts, chunks, kinds, per_kind"),
         ("world", {"seed": "x"}, "world: seed='x' must be of type int"),
-        ("needle", {}, "needle: files=… must be given"),
-        ("needle", {"files": "a", "lengths": "1,,2"}, "lengths='1,,2' must be a list of int, separated by commas"),
-        ("needle", {"files": "a", "depths": "half"}, "depths='half' must be a list of float, separated by commas"),
         ("longbench", {}, "longbench: path=… must be given"),
         ("plain.jsonl", {"format": "world"}, "plain.jsonl: format=world must be one of cacheblend, longbench, plain"),
         ("plain.jsonl", {"format": "csv"}, "plain.jsonl: format=csv must be one of cacheblend, longbench, plain"),
@@ -182,7 +176,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 def test_a_dataset_of_another_package_is_found(install: Callable[[str], None]) -> None:
     install("some_letters:Letters")
-    assert list(datasets()) == ["cacheblend", "letters", "longbench", "needle", "picbench", "plain", "world"]
+    assert list(datasets()) == ["cacheblend", "letters", "longbench", "picbench", "plain", "world"]
     dataset = open_dataset("letters", {"count": "3"})
     assert dataset.params == {"count": 3} and [case.id for case in dataset.cases()] == ["a", "b", "c"]
 

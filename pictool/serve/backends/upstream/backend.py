@@ -27,7 +27,6 @@ from pictool.core import Chunk, CompileOptions, PromptText, TokenIds
 from pictool.engines.vllm.request import FIELD, MAX_OBJECTS
 from pictool.errors import InputError, PicError
 from pictool.fidelity.divergence import check_prompts
-from pictool.fidelity.sample import read_sample
 from pictool.linker.grid import label_of
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
@@ -525,10 +524,9 @@ class UpstreamBackend(Backend):
             InputError: they cannot be linked.
         """
         engine = await self._apart(self._engine_of(Tenant("check", secrets.token_hex(16))))
-        sample = read_sample(self._store.root)
 
         def run() -> float:
-            specs = check_prompts(engine.model, self._settings.policy, self.context_length, sample)
+            specs = check_prompts(engine.model, self._settings.policy, self.context_length)
             return sum(engine.divergence(spec) for spec in specs) / len(specs)
 
         try:
