@@ -39,7 +39,7 @@ def measure(shape: str, options: PromptOptions, device: str = "cpu", dtype: str 
     methods = {method.label: method for method in result.methods}
     return {
         "shape": shape, "model_type": model.config.model_type, "prompt_tokens": result.prompt_tokens,
-        "object_bytes": result.object_bytes, "weights_a_row": count_weights(model.module, model.config)[1],
+        "object_bytes": result.object_bytes, "weights_a_row": count_weights(model.module, model.config),
         "full_ttft_s": [sample.ttft_s for sample in methods["full"].samples],
         "linked_ttft_s": [sample.ttft_s for sample in methods[POLICY].samples],
         "speedup": methods[POLICY].speedup, "row_floor": methods[POLICY].row_floor,

@@ -2,8 +2,8 @@
 
     python -m benchmarks.breakdown --plot docs/images/bench-breakdown.svg
 
-A hook of the link times them, in runs of their own. An accelerator is synchronized around each part, so no layer
-overlaps with the next one, and the whole takes longer than under `sync`.
+The functions that compute them are timed, in runs of their own. An accelerator is synchronized around each part, so no
+layer overlaps with the next one, and the whole takes longer than under `sync`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+from unittest.mock import patch
 
 from benchmarks.output import write_results
 from benchmarks.pictures import picture, picture_text
@@ -27,8 +28,10 @@ from pictool.bench.prompts import BenchPrompt, make_prompt
 from pictool.bench.repeats import MedianRange, interleave
 from pictool.bench.shapes import random_model
 from pictool.bench.single_request import link_prompt
+from pictool.linker.fusor import Fusor
 from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies.base import Policy
+from pictool.linker.policies.speccache import SpecCache
 from pictool.runtime.device import synchronize
 
 if TYPE_CHECKING:
@@ -37,6 +40,11 @@ if TYPE_CHECKING:
 
     from pictool.runtime.model import Model
 
+# What is timed, each part by its name
+TIMED = (
+    (Fusor, "prefill_layer", "layer"), (Fusor, "_narrow", "check"), (Fusor, "finish", "logits"),
+    (SpecCache, "_scores", "scoring"),
+)  # fmt: skip
 ALGOS = ("naive", "legolink-16", "cacheblend-15", "cacheblend-15:filter=single")
 _PART_COLOURS = {
     "load": "#9e9ac8", "scoring": "#31a354", "select": "#a1d99b", "layer 0": "#08519c", "layer 1": "#d94801",
@@ -126,8 +134,8 @@ def _policy_breakdown(labelled: LabelledPolicy, num_layers: int, samples: Sequen
 
 def link_in_parts(model: Model, prompt: BenchPrompt, policy: Policy, is_cold: bool = False) -> Parts:
     """Link once, with every part timed."""
-    watch = Stopwatch(model)
-    timing = link_prompt(model, prompt, policy, is_cold, watch.stage).timing
+    with Stopwatch(model) as watch:
+        timing = link_prompt(model, prompt, policy, is_cold).timing
     seconds, num_layers = watch.seconds, model.geometry.layers
     checked = policy.check_layers(num_layers)
     with_check, check = seconds["layer"], iter(seconds["check"])
@@ -141,23 +149,32 @@ def link_in_parts(model: Model, prompt: BenchPrompt, policy: Policy, is_cold: bo
 
 
 class Stopwatch:
-    """Seconds of each part of a link that is timed on its own, by its name, in the order in which they ran.
-
-    Its `stage` is the hook of `link`.
-    """
+    """Seconds of each part of the links within it, by its name, in the order in which they ran."""
 
     def __init__(self, model: Model) -> None:
-        self._model = model
+        self._model, self._patches = model, ExitStack()
         self.seconds: defaultdict[str, list[float]] = defaultdict(list)
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Time one part: the device has done all work before it, and all of it."""
-        synchronize(self._model.device)
-        started = time.perf_counter()
-        yield
-        synchronize(self._model.device)
-        self.seconds[name].append(time.perf_counter() - started)
+    def __enter__(self) -> Self:
+        for owner, method, name in TIMED:
+            self._patches.enter_context(patch.object(owner, method, self._timed(getattr(owner, method), name)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patches.close()
+
+    def _timed(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """A method that is timed: the device has done all work before it, and all of it."""
+
+        def timed(*args: Any) -> Any:
+            synchronize(self._model.device)
+            started = time.perf_counter()
+            result = method(*args)
+            synchronize(self._model.device)
+            self.seconds[name].append(time.perf_counter() - started)
+            return result
+
+        return timed
 
 
 def plot_breakdown(result: BreakdownResult, title: str, name: str | Path) -> None:

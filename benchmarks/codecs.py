@@ -22,7 +22,6 @@ import torch
 from pictool.compiler.chunking import make_chunk
 from pictool.linker.dequantize import dequantized
 from pictool.runtime.model import Model, load_model
-from pictool.runtime.prefill import prefill_chunks
 from pictool.runtime.tensors import to_bytes
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import Codec, LayerShape
@@ -37,7 +36,7 @@ def real_layers(model: Model, num_chunks: int) -> list[Layer]:
     """KV of held-out chunks, each layer of each chunk as an object has it, in bfloat16."""
     layers_of_all: list[Layer] = []
     pages = [page for seed in range(num_chunks // 8) for page in write_prompt(random.Random(f"codecs-{seed}"), 8).pages]
-    for _, layers in prefill_chunks(model, [make_chunk(model, page, "page").tokens for page in pages], (), True):
+    for _, layers in model.prefill([make_chunk(model, page, "page").tokens for page in pages], (), True):
         layers_of_all += [(key.bfloat16(), value.bfloat16()) for key, value in layers]
     return layers_of_all
 

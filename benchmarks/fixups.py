@@ -43,11 +43,11 @@ from pictool import Chunk, Model, Policy, Store, compile, link, load_model, make
 from pictool.bench.prompts import random_chunks
 from pictool.bench.repeats import interleave
 from pictool.bench.shapes import random_module, shape_of
+from pictool.compiler.align import map_scores, tokenize
 from pictool.compiler.sensitivity import PROBE_TOKENS, PROBES, probe_tokens
 from pictool.eval.statistics import ratio_interval
 from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies.base import Prompt, Selection, count_of, highest
-from pictool.runtime.align import map_scores, tokenize
 from pictool.runtime.attention import Run
 from pictool.runtime.chat.template import make_frame
 from pictool.runtime.memory.caches import CapturingCache, PrefixedCache

@@ -31,9 +31,10 @@ from pictool.bench.shapes import random_model, save_speculative
 from pictool.bench.single_request import link_prompt
 from pictool.compiler.compile import object_key
 from pictool.controller.profile import drop_page_cache
-from pictool.linker.fusor import Fusor
+from pictool.linker.fusor import Fusor, always_computed
 from pictool.linker.grid import parse_grid
-from pictool.linker.loader import Loader, PlacedObject
+from pictool.linker.loader import Loader, Loads, PlacedObject
+from pictool.linker.narrowing import Narrowing
 from pictool.linker.policies.base import Prompt
 from pictool.runtime.memory.image import Image
 from pictool.store.objects.format import ObjectFile
@@ -74,13 +75,13 @@ def link_sequentially(model: Model, bench_prompt: BenchPrompt, policy: Policy) -
         image = Image(model.stack, layout)
         files = [opened.enter_context(store.open(object_key(model, chunk))) for chunk in chunks]
         placed = [PlacedObject(file, start) for file, (start, _) in zip(files, layout.chunks, strict=True)]
-        loader = opened.enter_context(Loader(image, placed))
+        loader = opened.enter_context(Loader(Loads(image, placed)))
         for layer in range(model.stack.num_layers):
             loader.synchronize(layer)
         loaded = time.perf_counter()
         selection = policy.select(prompt)
         selected = time.perf_counter()
-        fusor = Fusor(image, prompt, policy, selection)
+        fusor = Fusor(image, Narrowing(prompt, policy, selection, always_computed(prompt, None)))
         for layer in range(model.stack.num_layers):
             fusor.prefill_layer(layer)
         fusor.finish()

@@ -30,8 +30,9 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks.output import write_results
 from pictool.bench.shapes import random_module, shape_of
-from pictool.linker.fusor import Fusor
+from pictool.linker.fusor import Fusor, always_computed
 from pictool.linker.link import Linked, link
+from pictool.linker.narrowing import Narrowing
 from pictool.linker.plan import plan_without_objects
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Prompt
@@ -149,7 +150,8 @@ class Turns:
             image.fill(layer, 0, key[:, :depth], value[:, :depth])
 
         def run() -> None:
-            fusor = Fusor(image, prompt, FULL, FULL.select(prompt), plan.required, exact)
+            always = always_computed(prompt, plan.required)
+            fusor = Fusor(image, Narrowing(prompt, FULL, FULL.select(prompt), always, exact), plan.required)
             for layer in range(image.stack.num_layers):
                 fusor.prefill_layer(layer)
             fusor.finish()

@@ -127,7 +127,7 @@ class _Sizes:
     @classmethod
     def of(cls, model: Model) -> _Sizes:
         config, layers = model.config, architectures.decoder_of(model.module).layers
-        _, computed = architectures.count_weights(model.module, config)
+        computed = architectures.count_weights(model.module, config)
         kv, query = config.hidden_size * model.geometry.width, architectures.query_width(config)
         return cls(computed // len(layers), kv, query, config.hidden_size, config.vocab_size)
 

@@ -39,7 +39,8 @@ from pictool.linker.grid import parse_policy
 from pictool.routing import Residency, Routing
 from pictool.runtime.model import Model, load_model
 from pictool.serve.answers import AnswerCollector, collect
-from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
+from pictool.serve.backends.base import BackendSettings
+from pictool.serve.backends.torch.backend import TorchBackend
 from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import AnswerRequest, ObjectReference, PlainText, RawPrompt

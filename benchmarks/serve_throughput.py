@@ -32,7 +32,8 @@ from pictool.bench.prompts import random_chunks, random_tail
 from pictool.bench.shapes import random_model
 from pictool.linker.grid import parse_policy
 from pictool.serve.app import make_app
-from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
+from pictool.serve.backends.base import BackendSettings
+from pictool.serve.backends.torch.backend import TorchBackend
 from pictool.serve.running import run
 from pictool.serve.service import Service
 from pictool.serve.tenants import Keys, Tenant

@@ -96,7 +96,7 @@ import llama_cpp
 print(llama_cpp.llama_print_system_info())
 """,
     "structured": """
-from pictool.runtime.grammar import require_schema
+from pictool.runtime.chat.grammar import require_schema
 require_schema('{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}')
 """,
 }

@@ -1,6 +1,6 @@
 """Code that others wrote, or that reads what others wrote, in a process of its own with bounds on time and memory.
 
-A thread cannot be ended, and to bound every operation of a template or of a parser is a list that is never complete. A
+A thread cannot be ended, and to bound every operation of a parser is a list that is never complete. A
 process is bounded by the system. It starts at the first request and stays; if its parent ends, so does it. A request is
 a line of JSON on its stdin, a reply one on its stdout.
 
@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 TOO_MUCH_MEMORY = "it takes too much memory"
@@ -32,12 +32,11 @@ class BoundedProcess:
     Args:
         module: whose `__main__` calls `serve_requests`, with the limits as arguments.
         limit_s: seconds for a request. limit_bytes: of address space.
-        arguments: more of them, after the limits.
     """
 
-    def __init__(self, module: str, limit_s: float, limit_bytes: int, arguments: Sequence[str] = ()) -> None:
+    def __init__(self, module: str, limit_s: float, limit_bytes: int) -> None:
         self._limit_s, self._limit_bytes = limit_s, limit_bytes
-        self._command = [sys.executable, "-P", "-m", module, str(limit_s), str(limit_bytes), *arguments]
+        self._command = [sys.executable, "-P", "-m", module, str(limit_s), str(limit_bytes)]
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 

@@ -26,7 +26,8 @@ from pictool.linker.grid import parse_policy
 from pictool.runtime.memory.image import GROWTH
 from pictool.runtime.memory.pool import slot_bytes
 from pictool.runtime.model import Model, load_model
-from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
+from pictool.serve.backends.base import BackendSettings
+from pictool.serve.backends.torch.backend import TorchBackend
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import AnswerRequest, DeltaEvent, Linking, RawPrompt, StartEvent, TokenizedText
 from pictool.store.store import Store

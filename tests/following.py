@@ -25,9 +25,9 @@ import torch
 
 from pictool.commands.console.errors import reports_errors
 from pictool.core import AnswerFormat
-from pictool.runtime.grammar import Grammar
+from pictool.runtime.chat.grammar import Grammar
+from pictool.runtime.chat.schemas import require_schema
 from pictool.runtime.model import load_model
-from pictool.runtime.schemas import require_schema
 
 INVALID = 3  # exit code
 _MAX_STEPS = 20_000  # keywords

@@ -196,6 +196,14 @@ def test_no_modules_import_each_other() -> None:
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
 
 
+@pytest.mark.parametrize("module", [module for module in MODULES if part_of(module) == "linker"])
+def test_a_function_of_the_linker_takes_at_most_five_arguments(module: str) -> None:
+    for node in ast.walk(ast.parse((ROOT / module).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            names = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            assert len(names) - (names[:1] in (["self"], ["cls"])) <= 5, f"{module}: {node.name}"
+
+
 # The weight of each package, as docs/design.md §5 has it
 
 _WEIGHT = re.compile(r"^\| `([\w.]+)/?` \| ([\d,]+) \|$", re.MULTILINE)

@@ -24,7 +24,7 @@ from pictool.engines.base import LinkResult
 from pictool.engines.torch import TorchEngine
 from pictool.linker.grid import LabelledPolicy
 from pictool.linker.policies.base import Policy
-from pictool.linker.pool_use import PoolUse
+from pictool.linker.residency import PoolUse
 from pictool.linker.spec import Spec
 from pictool.runtime.memory.image import GROWTH
 from pictool.runtime.memory.pool import slot_bytes

@@ -21,7 +21,7 @@ from pictool.core import Chunk
 from pictool.engines.torch import TorchEngine
 from pictool.errors import PicError
 from pictool.linker.grid import LabelledPolicy
-from pictool.linker.pool_use import PoolUse
+from pictool.linker.residency import PoolUse
 from pictool.linker.spec import Spec
 
 if TYPE_CHECKING:

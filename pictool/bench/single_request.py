@@ -17,7 +17,7 @@ from pictool.bench.options import TRANSFORMERS
 from pictool.bench.prompts import BenchPrompt
 from pictool.controller.profile import drop_page_cache
 from pictool.linker.link import Linked, link
-from pictool.linker.policies.base import Policy, Stage, no_stage
+from pictool.linker.policies.base import Policy
 from pictool.runtime.decode import generate
 from pictool.runtime.device import synchronize
 from pictool.runtime.machine import PeakMemory
@@ -51,16 +51,16 @@ class Measurement:
     fetch_s: float | None = None
 
 
-def link_prompt(model: Model, prompt: BenchPrompt, policy: Policy, is_cold: bool, stage: Stage = no_stage) -> Linked:
+def link_prompt(model: Model, prompt: BenchPrompt, policy: Policy, is_cold: bool) -> Linked:
     """Link a prompt.
 
     Args:
-        is_cold: its objects are not in the page cache. stage: see `link`.
+        is_cold: its objects are not in the page cache.
     """
     if is_cold:
         drop_page_cache(prompt.store.path(key) for key in prompt.store.keys())
     synchronize(model.device)
-    return link(model, prompt.store, prompt.spec(policy), stage=stage)
+    return link(model, prompt.store, prompt.spec(policy))
 
 
 def run_linked(

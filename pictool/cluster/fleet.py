@@ -25,7 +25,7 @@ from pictool.errors import InputError
 from pictool.linker.grid import label_of
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.errors import ApiError
 from pictool.serve.prompts.learning import texts_of
 from pictool.serve.prompts.offered import offered_policy, require_offered

@@ -17,7 +17,7 @@ from typing import Any
 
 from pictool.cluster.loading import ModelSpec
 from pictool.errors import PicError
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.errors import ApiError
 from pictool.serve.start import start_backend
 from pictool.store.remote.remote import Remote

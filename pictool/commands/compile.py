@@ -175,8 +175,7 @@ def compile_texts(
 ) -> tuple[Model, list[Compiled]]:
     """The model, and what was compiled."""
     from pictool.compiler.sensitivity import PROBES
-    from pictool.runtime.model import require_name
-    from pictool.runtime.speculative import open_speculative
+    from pictool.runtime.model import open_speculative, require_name
 
     probes = what.probes if what.probes is not None else PROBES if what.probe_model else 0
     surroundings = None if probes else _surroundings(what, settings)  # before the model is loaded

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pictool.estimate.request_log import RequestLog
     from pictool.linker.policies.base import Policy
     from pictool.runtime.model import Model
-    from pictool.serve.backends.torch.backend import BackendSettings
+    from pictool.serve.backends.base import BackendSettings
     from pictool.serve.service import Service
     from pictool.serve.tenants import Keys
     from pictool.serve.work import Backend
@@ -229,15 +229,13 @@ def serve_here(options: ServeOptions, fleet: FleetOptions, settings: Settings, v
     """Answer requests until the server ends, in this process or by replicas. `vllm` are options of its own vLLM."""
     with closing(bind(options)) as listener, ExitStack() as resources:
         keys = read_tenants(options, settings)
-        from pictool.serve.running import loading, run, share_arenas
+        from pictool.serve.app import make_app as make_application
+        from pictool.serve.running import run, share_arenas
 
         share_arenas()
-        with loading(listener):
-            from pictool.serve.app import make_app as make_application
-
-            store = open_store(settings)
-            backend = resources.enter_context(opened_backend(options, fleet, settings, store, vllm, len(keys.tenants)))
-            service = make_service(options, backend, store, keys, resources)
+        store = open_store(settings)
+        backend = resources.enter_context(opened_backend(options, fleet, settings, store, vllm, len(keys.tenants)))
+        service = make_service(options, backend, store, keys, resources)
         note_address(listener, backend)
         run(make_application(service, __version__), listener, backend)
     store.drain()
@@ -405,7 +403,7 @@ def read_tenants(options: ServeOptions, settings: Settings) -> Keys:
 
 def make_backend_settings(options: ServeOptions, settings: Settings) -> BackendSettings:
     """How the backend works."""
-    from pictool.serve.backends.torch.backend import BackendSettings
+    from pictool.serve.backends.base import BackendSettings
 
     return BackendSettings(
         find_policy(options, settings), frozenset(options.allow) if options.allow else None, options.queue,

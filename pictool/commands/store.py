@@ -201,7 +201,7 @@ def run_verify(
         option(
             "--recompute",
             "SHARE",
-            "Compute this share of the objects again; set aside those that differ.",
+            "Compute this share of the objects again; remove those that differ.",
             min=0,
             max=1,
         ),

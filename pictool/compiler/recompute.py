@@ -34,7 +34,7 @@ from pictool.store.remote.transfer import TransferResult, pull, require_pullable
 from pictool.store.scratch import scratch_directory
 from pictool.store.signatures import Signed, read_sidecar
 from pictool.store.store import Store
-from pictool.store.upkeep import set_aside
+from pictool.store.upkeep import expire
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,7 +96,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """What was computed again: objects by writer, those that differ among them, and where these are now.
+    """What was computed again: objects by writer, and those that differ among them.
 
     Fields:
         writers: (objects, those that differ) by signer.
@@ -117,16 +117,17 @@ class Recomputed:
 def recompute(
     model: Model, store: Store, keys: Sequence[str], share: float, on_object: Callable[[], None] = lambda: None
 ) -> Recomputed:
-    """Compute a random share of objects of a store again, and set aside those that differ from what their tokens give.
+    """Compute a random share of objects of a store again, and remove those that differ from what their tokens give.
 
     Which ones is not to be foreseen: the share is at once the rate at which a planted object is found.
 
     Raises:
         PicError: an object cannot be read, or computed.
     """
-    found = _Findings(model, store)
+    found = _Findings(model)
     for key in choose(keys, share):
-        found.is_right(key, store)
+        if not found.is_right(key, store):
+            expire(store, [key], force=True)
         on_object()
     return found.result()
 
@@ -141,7 +142,7 @@ def pull_checked(
     Raises:
         InputError and PicError, as `pull` and `recompute`; what was fetched and checked before is here.
     """
-    remote, found, results = require_pullable(store, keys), _Findings(model, store), list[TransferResult]()
+    remote, found, results = require_pullable(store, keys), _Findings(model), list[TransferResult]()
     checked = set(choose([key for key in keys if not store.path(key).exists()], share))
     store.ensure_store()
     with scratch_directory(store.root) as directory:
@@ -157,14 +158,14 @@ def pull_checked(
 
 
 class _Findings:
-    """What was computed again so far, for a store."""
+    """What was computed again so far."""
 
-    def __init__(self, model: Model, store: Store) -> None:
-        self._model, self._store = model, store
-        self._checked, self._bad, self._problems, self._skipped = Counter[str](), Counter[str](), dict[str, str](), 0
+    def __init__(self, model: Model) -> None:
+        self._model, self._skipped = model, 0
+        self._checked, self._bad, self._problems = Counter[str](), Counter[str](), dict[str, str]()
 
     def is_right(self, key: str, place: Store) -> bool:
-        """Compute an object again, which is in `place`; one that differs is set aside in the store. Raises PicError."""
+        """Compute an object again, which is in `place`; False if it differs. Raises PicError."""
         with place.peek_any(key) as file:
             if not is_comparable(self._model, file):
                 self._skipped += 1
@@ -174,7 +175,7 @@ class _Findings:
             problem = find_difference(self._model, file)
         if problem is not None:
             self._bad[writer] += 1
-            self._problems[key] = f"{problem}; set aside as {set_aside(self._store, place.path(key))}"
+            self._problems[key] = f"{problem}; it is not kept"
         return problem is None
 
     def result(self) -> Recomputed:

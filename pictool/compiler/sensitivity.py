@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pictool.compiler.align import TokenizedParts, map_scores, tokenize
 from pictool.core import Chunk, FixupTable
 from pictool.errors import InputError
-from pictool.runtime.align import TokenizedParts, map_scores, tokenize
-from pictool.runtime.speculative import open_speculative, speculative_name
+from pictool.runtime.model import open_speculative, speculative_name
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model

@@ -52,21 +52,15 @@ class TorchEngine(Engine):
         probe_model: Model | None = None,
         on_done: Callable[[Compiled], None] | None = None,
     ) -> list[Compiled]:
+        self.require_options(options)
         return compile_chunks(
             self.model, self.store, chunks, options, force=force, probe_model=probe_model, on_done=on_done
         )  # fmt: skip
 
-    def link(
-        self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None, prefixes: bool = True
-    ) -> LinkResult:
-        """See `Engine.link`. `prefixes`: as of `link`."""
+    def link(self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None) -> LinkResult:
         from pictool.linker.link import link
 
-        return _result(
-            link(
-                self.model, self.store, spec, on_compile=on_compile, residents=self.residents, prefixes=prefixes
-            )
-        )  # fmt: skip
+        return link_result(link(self.model, self.store, spec, on_compile=on_compile, residents=self.residents))
 
     def link_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, LinkResult | PicError]]:
         """See `Engine.link_all`. From a pool of objects alone they are linked in batches."""
@@ -76,7 +70,7 @@ class TorchEngine(Engine):
 
         def result(linked: tuple[int, Linked | PicError]) -> tuple[int, LinkResult | PicError]:
             index, outcome = linked
-            return index, outcome if isinstance(outcome, PicError) else _result(outcome)
+            return index, outcome if isinstance(outcome, PicError) else link_result(outcome)
 
         return map(result, link_batches(self.model, self.store, specs, self.residents))  # map holds no image
 
@@ -84,8 +78,8 @@ class TorchEngine(Engine):
         self, spec: Spec, *, on_text: Callable[[str], None] | None = None,
         on_compile: Callable[[Compiled], None] | None = None, wants_logits: bool = True,
     ) -> Answer:  # fmt: skip
-        result = self.link(spec, on_compile=on_compile, prefixes=not wants_logits)  # what is compared is fresh
-        return self._decode(spec, result, on_text)
+        spec = replace(spec, is_fresh=spec.is_fresh or wants_logits)
+        return self._decode(spec, self.link(spec, on_compile=on_compile), on_text)
 
     def answer_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Answer | PicError]]:
         if self.residents is None or self.residents.keeps_prefixes:
@@ -117,7 +111,7 @@ class TorchEngine(Engine):
         link(self.model, self.store, replace(spec, documents=(), policy=make_policy(BASELINE)))
 
 
-def _result(linked: Linked) -> LinkResult:
+def link_result(linked: Linked) -> LinkResult:
     return LinkResult(
         linked.policy, linked.image.layout, linked.recomputed, linked.timing, linked.bytes_read, linked.image.logits,
         linked,

@@ -11,9 +11,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from pictool.errors import NotFiniteError, ObjectError, PicError
-from pictool.linker.context import context_of
-from pictool.linker.link import Linked, PreparedLink, compute, link, prepare, reserve_alone, start_clock
-from pictool.linker.policies.base import no_stage
+from pictool.linker.link import Linked, PreparedLink, compute, link, prepare, start_link
 from pictool.linker.residency import Reservation, ResidentObjects
 from pictool.linker.spec import Spec
 from pictool.store.store import Store
@@ -73,8 +71,7 @@ def link_batches(
 def _open(model: Model, store: Store, index: int, spec: Spec) -> _Next:
     opened = ExitStack()
     try:
-        clock, context = start_clock(model, spec), context_of(store, spec.policy, None)
-        return _Next(index, spec, opened, prepare(model, store, spec, context, clock, no_stage, opened))
+        return _Next(index, spec, opened, prepare(start_link(model, store, spec), opened))
     except PicError:  # a link of its own recovers, or says what is wrong
         opened.close()
         return _Next(index, spec, opened, None)
@@ -86,9 +83,9 @@ def _reserve_batch(ahead: Iterable[_Next], residents: ResidentObjects) -> deque[
     first = ready[0]
     if first is None:
         return deque[Reservation | None]([None])
-    if not first.wants_pool:
-        return deque[Reservation | None]([reserve_alone(first, residents)])
-    batch = takewhile(lambda each: each is not None and each.wants_pool, ready)
+    if not first.reused.may_be_resident:
+        return deque[Reservation | None]([residents.reserve_outside(first.prompt_parts.layout, first.reused.placed)])
+    batch = takewhile(lambda each: each is not None and each.reused.may_be_resident, ready)
     return deque[Reservation | None](
         residents.reserve([(each.prompt_parts.layout, each.reused.placed) for each in batch if each is not None])
     )

@@ -6,27 +6,60 @@ the map of a run of stored tokens [a, b) is that of the object of the chunk's fi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pictool.core import RowMask
-from pictool.linker.policies.base import Policy, Scores, Selection
+from pictool.core import Chunk, CompileOptions, RowMask
+from pictool.errors import ObjectError
+from pictool.linker.loader import PlacedObject
+from pictool.linker.objects import ObjectContext, ReusePlan
+from pictool.linker.policies.base import Policy, Prompt, Scores, Selection
+from pictool.linker.resolve import Part
 
 if TYPE_CHECKING:
-    from pictool.linker.context import ReusePlan
-    from pictool.linker.loader import PlacedObject
+    from pictool.runtime.model import Model
 
 RUNS = 2  # computed ones of a chunk, at most: more win little (docs/studies/answers.md)
 Warn = Callable[[str], None]
 
 
-def round_to_cuts(
-    reused: ReusePlan, selection: Selection, policy: Policy, columns: int, warn: Warn
-) -> tuple[ReusePlan, Selection]:
+class HybridContext(ObjectContext):
+    """The objects of a hybrid's prompt, which have states from their cuts on, and the maps of its stored runs."""
+
+    def open(
+        self, prompt: Prompt, parts: Sequence[Part], policy: Policy, selection: Selection | None, opened: ExitStack
+    ) -> ReusePlan:
+        reused = super().open(prompt, parts, policy, selection, opened)
+        selection, states = selection or policy.select(reused.prompt), prompt.model.geometry.states
+        assert states is not None
+        reused = round_to_cuts(replace(reused, selection=selection), policy, states.columns, self._store.on_warning)
+        return self._open_maps(reused, opened)
+
+    def _open_maps(self, reused: ReusePlan, opened: ExitStack) -> ReusePlan:
+        """Open the objects with the states of stored runs (`PlacedObject.stored`)."""
+        model, placed = reused.prompt.model, list[PlacedObject]()
+        maps_of = {part: [_map_part(model, part, run) for run in part.stored] for part in reused.placed}
+        missing = list(dict.fromkeys(part for parts in maps_of.values() for part in parts if part.file is None))
+        texts = self._texts
+        self._texts = lambda: texts() | {part.key(model) for part in missing}
+        files, compile_s = self._open_objects(model, missing, opened, None)
+        of_part = dict(zip(missing, files, strict=True))
+        for own, file in of_part.items():
+            if file.meta.cut != own.options.cut:
+                raise ObjectError(
+                    f"{file.name}: has states after {file.meta.cut} tokens, not {own.options.cut}; delete it"
+                )
+        for part, parts in maps_of.items():
+            placed.append(replace(part, maps=tuple(own.file or of_part[own] for own in parts)))
+        return replace(reused, placed=placed, compile_s=reused.compile_s + compile_s)
+
+
+def round_to_cuts(reused: ReusePlan, policy: Policy, columns: int, warn: Warn) -> ReusePlan:
     """Compute every object's tokens up to its cut, or by a policy that reads tables in runs.
 
     What is linked in part, or has no states after the tokens that are computed, is computed whole; under a policy that
@@ -35,6 +68,8 @@ def round_to_cuts(
     Args:
         columns: how far a convolution reads back; no cut but 0 is before.
     """
+    selection = reused.selection
+    assert selection is not None
     rows, kept = selection.rows.copy(), []
     for part in reused.placed:
         own = rows[part.start : part.end]
@@ -43,16 +78,26 @@ def round_to_cuts(
         if stays is not None:
             kept.append(stays)
             continue
-        is_asked, meta = own.all(), part.file.meta
+        is_selected, meta = own.all(), part.file.meta
         count = int(own.sum())
         own[:] = True
-        if not is_asked and not part.is_whole:
+        if not is_selected and not part.is_whole:
             warn(f"{part.file.name}: is linked in part, without its states; it is computed whole")
-        elif not is_asked and meta.has_states:
+        elif not is_selected and meta.has_states:
             warn(
                 f"{part.file.name}: has states after {meta.cut} tokens, but {count} are computed; it is computed whole"
             )
-    return replace(reused, placed=kept), replace(selection, rows=rows)
+    return replace(reused, placed=kept, selection=replace(selection, rows=rows))
+
+
+def _map_part(model: Model, part: PlacedObject, run: tuple[int, int]) -> Part:
+    """What has the states of a run [a, b) of an object's tokens: itself, or the object of its first b tokens."""
+    (cut, end), meta = run, part.file.meta
+    if (meta.cut, meta.num_tokens) == run:
+        return Part(Chunk("", (), part.file.name), file=part.file)
+    tokens = tuple(part.file.tokens()[:end].tolist())
+    text = part.file.text() if end == meta.num_tokens else str(model.tokenizer.decode(list(tokens)))
+    return Part(Chunk(text, tokens, part.file.name), CompileOptions(codec=meta.codec, cut=cut))
 
 
 def _round_to_cut(part: PlacedObject, own: RowMask, policy: Policy) -> PlacedObject | None:

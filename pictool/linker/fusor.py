@@ -7,53 +7,45 @@ import torch
 
 from pictool.core import RowMask
 from pictool.linker.narrowing import Narrowing
-from pictool.linker.policies.base import Policy, Prompt, Scores, Selection
+from pictool.linker.policies.base import Prompt, Scores
 from pictool.runtime.attention import Rows
 from pictool.runtime.memory.image import Image
 from pictool.runtime.tensors import require_finite, to_device
 
 
+def always_computed(prompt: Prompt, required: RowMask | None) -> RowMask:
+    """bool [n]: the tail, what no object has (`required` [N]), a head whose rotation depends on the prompt's length."""
+    layout, always = prompt.layout, np.zeros(prompt.layout.num_tokens, dtype=bool)
+    always[layout.tail[0] :] = True
+    if required is not None:
+        always[: layout.num_context] |= required
+    if prompt.model.stack.is_length_dependent(layout.head[1], layout.num_tokens):
+        always[: layout.head[1]] = True
+    return always
+
+
 class Fusor:
     """One link's way through the layers.
 
+    Args:
+        required: bool [N], the rows of which nothing is cached.
+
     Attributes:
         rows: bool [layers, n], whose K and V were computed at each layer that has some.
-        scores: float32 [n], what the policy chose by, or None; 0 where it has none.
-
-    `required`, bool [N], are rows that are computed whatever the policy selects; `exact`, bool [n], those that are in
-    the image already, as an earlier prompt computed them.
     """
 
-    def __init__(
-        self, image: Image, prompt: Prompt, policy: Policy, selection: Selection, required: RowMask | None = None,
-        exact: RowMask | None = None,
-    ) -> None:  # fmt: skip
-        self._image, self._stage, self._model = image, prompt.stage, prompt.model
-        self._narrowing = Narrowing(prompt, policy, selection, self._always(prompt, required), exact)
-        self._checked = policy.check_layers(image.stack.num_layers)
+    def __init__(self, image: Image, narrowing: Narrowing, required: RowMask | None = None) -> None:
+        self._image, self._narrowing, self._required = image, narrowing, required
+        prompt, self._checked = narrowing.prompt, narrowing.policy.check_layers(image.stack.num_layers)
         self.rows = np.zeros((image.stack.geometry.layers, prompt.layout.num_tokens), dtype=bool)
-        self._required: RowMask | None = None  # [n]
-        if required is not None:
-            self._required = np.concatenate([required, np.zeros(prompt.layout.num_tokens - len(required), dtype=bool)])
-        on = self._narrowing.on
-        self._rows = _rows_of(on, image)
-        tokens = torch.from_numpy(prompt.layout.tokens[on].astype(np.int64)).to(image.stack.device)
+        self._rows = _rows_of(narrowing.on, image)
+        tokens = torch.from_numpy(prompt.layout.tokens[narrowing.on].astype(np.int64)).to(image.stack.device)
         self._hidden = image.stack.embed(tokens[None])
 
     @property
     def scores(self) -> Scores | None:
+        """float32 [n], what the policy chose by, or None; 0 where it has none."""
         return self._narrowing.scores
-
-    @staticmethod
-    def _always(prompt: Prompt, required: RowMask | None) -> RowMask:
-        """The tail, what no object has (`required` [N]), and a head whose rotation depends on the prompt's length."""
-        layout, always = prompt.layout, np.zeros(prompt.layout.num_tokens, dtype=bool)
-        always[layout.tail[0] :] = True
-        if required is not None:
-            always[: layout.num_context] |= required
-        if prompt.model.stack.is_length_dependent(layout.head[1], layout.num_tokens):
-            always[: layout.head[1]] = True
-        return always
 
     def prefill_layer(self, layer: int) -> None:
         """Compute one layer; cached K and V of the other rows are in the image already.
@@ -63,8 +55,7 @@ class Fusor:
         if (index := self._image.stack.kv_index[layer]) is not None:
             self.rows[index] = self._narrowing.on
         if layer in self._checked:
-            with self._stage("check"):
-                self._narrow(layer)
+            self._narrow(layer)
         if layer == self._image.stack.num_layers - 1:
             self._hidden = self._image.compute_last(self._hidden, self._rows)
         else:
@@ -72,8 +63,9 @@ class Fusor:
 
     def finish(self) -> None:
         """The logits of the last row. Raises ModelError if they are not finite."""
+        model = self._narrowing.prompt.model
         self._image.logits = self._image.stack.logits(self._hidden[0, -1:])[0]
-        require_finite(self._model.name, self._model.dtype, self._image.logits)
+        require_finite(model.name, model.dtype, self._image.logits)
 
     def _narrow(self, layer: int) -> None:
         """Compare fresh K and V with the cached ones, keep the fresh ones, narrow the rows."""
@@ -82,7 +74,9 @@ class Fusor:
         self._image.write(layer, key, value, self._rows)
         of_key, of_value = torch.stack(deviation).cpu().numpy()
         if self._required is not None:  # nothing is cached of these
-            none = self._required[self._narrowing.on]
+            none = np.zeros(len(self._narrowing.on), dtype=bool)
+            none[: len(self._required)] = self._required
+            none = none[self._narrowing.on]
             of_key, of_value = np.where(none, 0, of_key), np.where(none, 0, of_value)
         stay = self._narrowing.narrow(layer, of_key, of_value)
         self._hidden = self._hidden[:, to_device(stay, self._hidden.device)]

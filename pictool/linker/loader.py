@@ -18,15 +18,17 @@ from functools import cache
 from itertools import accumulate
 from types import TracebackType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
+from torch import Tensor
 
 from pictool.linker.dequantize import is_quantized, read_quantized
-from pictool.linker.staging import StagedLayer, StagedObject
 from pictool.runtime.memory import streams
 from pictool.runtime.memory.image import Image
 from pictool.runtime.memory.states import StateMap
-from pictool.runtime.tensors import from_bytes
+from pictool.runtime.tensors import from_bytes, to_device
 from pictool.store.memory import LayerMemory
 from pictool.store.objects.format import ObjectFile
 
@@ -91,6 +93,16 @@ class Copy:
     start: int
 
 
+@dataclass(frozen=True)
+class Loads:
+    """What is loaded into an image, from layer `first` on; `copies`: where else parts of `placed` go."""
+
+    image: Image
+    placed: Sequence[PlacedObject]
+    copies: Sequence[Copy] = ()
+    first: int = 0
+
+
 class LoadedObject:
     """An object file as the loader reads it; what its header says is looked up once."""
 
@@ -112,10 +124,9 @@ class LoadedObject:
 
 
 class Loader:
-    """Loads the layers from `first` on into an image, `PREFETCHED_LAYERS` of them at a time. A context manager.
+    """Loads layers into an image, `PREFETCHED_LAYERS` of them at a time. A context manager.
 
-    `overlaps`: the caller has other work to do before it needs the first layer. `copies`: where else parts of `placed`
-    are wanted.
+    `overlaps`: the caller has other work to do before it needs the first layer.
 
     Nothing of an object is used before its checksum holds. Beside the image, memory holds two buffers for each thread,
     of one chunk's layer. On an accelerator these are pinned and hold neighbours' layers, too, up to `_COPIED_BYTES`; a
@@ -125,12 +136,10 @@ class Loader:
     transferred), never written to.
     """
 
-    def __init__(
-        self, image: Image, placed: Sequence[PlacedObject], first: int = 0, overlaps: bool = False,
-        memory: LayerMemory | None = None, copies: Sequence[Copy] = (),
-    ) -> None:  # fmt: skip
-        self._image, self._placed, self._first, self._memory = image, placed, first, memory
-        self._runs, self._copies = _runs(placed), copies
+    def __init__(self, loads: Loads, overlaps: bool = False, memory: LayerMemory | None = None) -> None:
+        image, placed = loads.image, loads.placed
+        self._image, self._placed, self._first, self._memory = image, placed, loads.first, memory
+        self._runs, self._copies = _runs(placed), loads.copies
         self._read: list[int] = []  # bytes, of each layer that was read
         self._resources = ExitStack()
         for part in placed:
@@ -154,7 +163,7 @@ class Loader:
         is_large = sum(source.layer_bytes for source in self._sources.values()) >= SMALL_LAYER_BYTES
         self._uses_threads = not self._in_memory and (overlaps or (self._ready is not None and is_large))
         if self._uses_threads:
-            self._prefetch(first)
+            self._prefetch(loads.first)
 
     def _stage(self) -> StagedLayer:
         staged = [self._sources[part.file].staged(part.tokens) for part in self._placed]
@@ -293,13 +302,13 @@ class Loader:
         buffer, parts = staged.buffer(self._image.stack.dtype), self._image.stack.geometry.parts
         for batch, slot in zip(self._batches, torch.split(buffer, [each.count for each in self._batches]), strict=True):
             self._copy_batch(layer, batch.sources, slot)
-        wanted, column = [staged.gather(buffer, part) for part in range(len(parts))], 0
+        gathered, column = [staged.gather(buffer, part) for part in range(len(parts))], 0
         for start, end in self._runs:
-            self._put(layer, [(self._image, start)], [part[:, column : column + end - start] for part in wanted])
+            self._put(layer, [(self._image, start)], [part[:, column : column + end - start] for part in gathered])
             column += end - start
         for placed, first in zip(self._placed, self._columns, strict=True):
             own = slice(first, first + placed.end - placed.start)
-            self._put(layer, self._other_places(placed), [part[:, own] for part in wanted])
+            self._put(layer, self._other_places(placed), [part[:, own] for part in gathered])
 
     def _copy_batch(self, layer: int, sources: Sequence[LoadedObject], slot: torch.Tensor) -> None:
         """Queue the copy of a batch's layers to the device, to a slot for all their numbers."""
@@ -435,3 +444,50 @@ class BusyTime:
             self._inside -= 1
             if not self._inside:
                 self.seconds += time.perf_counter() - self._since
+
+
+@dataclass(frozen=True)
+class StagedObject:
+    """An object's layer: parts [heads, length, width] of these dimensions, of which `tokens` are linked."""
+
+    dims: tuple[tuple[int, int, int], ...]
+    tokens: slice
+
+    @property
+    def count(self) -> int:
+        """Numbers in all parts."""
+        return sum(map(math.prod, self.dims))
+
+    def pieces(self, part: int, first: int, unit: int) -> NDArray[np.int64]:
+        """Which pieces of `unit` numbers are linked of a part, if those of the object begin at the number `first`.
+
+        Returns:
+            int64 [heads, tokens, width / unit].
+        """
+        heads, length, width = self.dims[part]
+        before = first + sum(map(math.prod, self.dims[:part]))
+        rows = np.arange(heads)[:, None] * length + np.arange(self.tokens.start, self.tokens.stop)
+        return before // unit + rows[..., None] * (width // unit) + np.arange(width // unit)
+
+
+class StagedLayer:
+    """A layer of all objects, in their order, in one buffer of the device."""
+
+    def __init__(self, objects: Sequence[StagedObject], device: torch.device) -> None:
+        dims, firsts = objects[0].dims, [*accumulate((each.count for each in objects), initial=0)]
+        self._count, self._device = firsts.pop(), device
+        self._unit = math.gcd(*(width for _, _, width in dims))  # pieces of all parts begin at a multiple of it
+        self._shapes = [(heads, -1, width) for heads, _, width in dims]
+        self._pieces = [self._pieces_of(part, objects, firsts) for part in range(len(dims))]
+
+    def _pieces_of(self, part: int, objects: Sequence[StagedObject], firsts: Sequence[int]) -> Tensor:
+        pieces = [each.pieces(part, first, self._unit) for each, first in zip(objects, firsts, strict=True)]
+        return to_device(np.concatenate(pieces, 1).ravel(), self._device)
+
+    def buffer(self, dtype: torch.dtype) -> Tensor:
+        """Room for a layer of all objects, 1-dimensional."""
+        return torch.empty(self._count, dtype=dtype, device=self._device)
+
+    def gather(self, buffer: Tensor, part: int) -> Tensor:
+        """What is linked of a part, [heads, tokens, width]: the tokens of the first object, then those of the next."""
+        return buffer.view(-1, self._unit)[self._pieces[part]].view(self._shapes[part])

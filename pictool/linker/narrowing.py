@@ -16,6 +16,7 @@ class Narrowing:
     already.
 
     Attributes:
+        prompt, policy: of the link.
         on: bool [n], the rows that are computed from here on.
         scores: float32 [n], what the policy chose by, or None; 0 where it has none.
     """
@@ -24,7 +25,7 @@ class Narrowing:
         self, prompt: Prompt, policy: Policy, selection: Selection, always: RowMask, never: RowMask | None = None
     ) -> None:
         self._never = never
-        self._prompt, self._policy, self._always = prompt, policy, always
+        self.prompt, self.policy, self._always = prompt, policy, always
         self.scores: Scores | None = None
         self.on = self._take(selection)
 
@@ -34,12 +35,12 @@ class Narrowing:
         Returns:
             which of these rows stay on.
         """
-        num_context = self._prompt.layout.num_context
+        num_context = self.prompt.layout.num_context
         of_key, of_value = (np.zeros(len(self.on), dtype=np.float32) for _ in (key, value))
         of_key[self.on], of_value[self.on] = key, value
         deviation = Deviation(self.on[:num_context], of_key[:num_context], of_value[:num_context])
-        narrowed = self._take(self._policy.narrow(self._prompt, layer, deviation))
-        assert not (narrowed & ~self.on).any(), f"{self._policy.name} selects rows that it has left"
+        narrowed = self._take(self.policy.narrow(self.prompt, layer, deviation))
+        assert not (narrowed & ~self.on).any(), f"{self.policy.name} selects rows that it has left"
         stay = np.flatnonzero(narrowed[self.on])
         self.on = narrowed
         return stay

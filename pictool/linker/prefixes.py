@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pictool.core import Layout, RowMask
+from pictool.errors import ObjectError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,7 @@ LARGE = 32  # blocks, from which on a piece grows no more: pieces are moved and 
 Key = bytes  # of a block; empty for one that a linked part is in
 
 
-class PrefixLostError(Exception):
+class PrefixLostError(ObjectError):
     """A prefix that was found is not in the pool any more."""
 
 

@@ -17,6 +17,7 @@ never touched. A prompt for which there is no room beside those is linked as wit
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import threading
 import time
@@ -25,12 +26,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pictool.core import Layout
 from pictool.errors import InputError
-from pictool.linker.loader import Copy, PlacedObject
-from pictool.linker.pool_use import PoolCounts, PoolUse
+from pictool.linker.loader import Copy, Loads, PlacedObject
 from pictool.linker.prefixes import (
     BLOCK,
     LARGE,
@@ -43,7 +43,6 @@ from pictool.linker.prefixes import (
     PrefixPiece,
     SavedBlocks,
 )
-from pictool.linker.slots import find_room, overlaps, shared_slots, slots_of
 from pictool.runtime.memory.cidra import Move
 from pictool.runtime.memory.image import GROWTH, Image
 from pictool.runtime.memory.pool import (
@@ -114,6 +113,7 @@ class Reservation:
         own: what it has to load. copies: where else that goes.
         awaited: what another one loads, whose region it is; if that fails, this one has to.
         reused: tokens of objects that are reused. stayed, prefix: as of `PoolUse`. seconds: of reserving the batch.
+        found: what it reuses of earlier prompts.
     """
 
     image: Image
@@ -128,6 +128,7 @@ class Reservation:
     requests: int = 1
     has_room: bool = True
     prefix: int = 0
+    found: FoundPrefix | None = None
     on_finish: Callable[[Reservation], None] | None = None
 
     @property
@@ -142,10 +143,15 @@ class Reservation:
         shared = self.reused - resident - loaded
         return PoolUse(resident, self.stayed, loaded, shared, self.moved, self.requests, self.has_room, self.prefix)
 
-    def restore(self, placed: Sequence[PlacedObject]) -> None:
-        """Load blocks of an exact prefix, too."""
-        num_tokens = sum(map(_length, placed))
+    def restore(self, found: FoundPrefix | None, placed: Sequence[PlacedObject]) -> None:
+        """Note an exact prefix, and load those of its blocks, too, that are on disk."""
+        num_tokens, self.found = sum(map(_length, placed)), found
         self.own, self.reused, self.prefix = [*placed, *self.own], self.reused + num_tokens, self.prefix + num_tokens
+
+    def loads(self, first: int) -> Loads:
+        """What is to be loaded now, if nothing cached is used before layer `first`; a pool's rows are in all layers."""
+        reuses_rows = self.region is not None or self.prefix > 0
+        return Loads(self.image, self.missing, self.copies, 0 if reuses_rows else first)
 
     def finish(self) -> None:
         if self.region is not None:
@@ -585,3 +591,102 @@ def _content(part: PlacedObject) -> Hashable:
     which holds the tenant's salt."""
     file, tokens = part.file, part.tokens
     return file.meta.key, tuple(file.checksums["layers"]), tokens.start, tokens.stop
+
+
+class Placed(Protocol):
+    """What takes the slots [start, end)."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+
+def slots_of(items: Iterable[Placed]) -> list[tuple[int, int]]:
+    return [(item.start, item.end) for item in items]
+
+
+def shared_slots(item: Placed, start: int, end: int) -> int:
+    """How many of the slots [start, end) something takes."""
+    return max(0, min(item.end, end) - max(item.start, start))
+
+
+def overlaps(start: int, end: int, spans: Sequence[tuple[int, int]]) -> bool:
+    return any(span[0] < end and start < span[1] for span in spans)
+
+
+def find_room(
+    order: Sequence[Placed], used: Sequence[tuple[int, int]], length: int, num_slots: int
+) -> tuple[int, int] | None:
+    """Where `length` slots are free once the first of `order` are evicted, and how many these are; None: nowhere."""
+
+    def gap(evicted: int) -> int | None:
+        return first_gap([*used, *slots_of(order[evicted:])], length, num_slots)
+
+    evicted = bisect.bisect_left(range(len(order) + 1), True, key=lambda count: gap(count) is not None)
+    start = gap(evicted) if evicted <= len(order) else None
+    return None if start is None else (start, evicted)
+
+
+def first_gap(used: Sequence[tuple[int, int]], length: int, num_slots: int) -> int | None:
+    """Where the first `length` slots begin that nobody uses; None: nowhere."""
+    at = 0
+    for start, end in sorted(used):
+        if start - at >= length:
+            return at
+        at = max(at, end)
+    return at if num_slots - at >= length else None
+
+
+@dataclass(frozen=True)
+class PoolUse:
+    """What a link got of the pool, in tokens of its context.
+
+    Fields:
+        resident: whose KV was in the pool; stayed: of these, those that were in their places; loaded: that came from
+            the host; shared: all others that were reused, copied from what was loaded for another place or prompt.
+        moved: the moves of the batch's one plan, those of displaced objects among them.
+        requests: prompts of the batch.
+        has_room: False if the pool has no room for the image.
+        prefix: all tokens of the prompt that an earlier one computed.
+    """
+
+    resident: int = 0
+    stayed: int = 0
+    loaded: int = 0
+    shared: int = 0
+    moved: Repositioning = Repositioning()
+    requests: int = 1
+    has_room: bool = True
+    prefix: int = 0
+
+    def report(self) -> dict[str, Any]:
+        """As JSON has it."""
+        moved = self.moved
+        return {
+            "has_room": self.has_room, "resident": self.resident, "stayed": self.stayed, "loaded": self.loaded,
+            "shared": self.shared, "requests": self.requests, "moved": moved.tokens, "moves": moved.moves,
+            "duplicates": moved.duplicates, "scratch": moved.buffer, "scratch_bytes": moved.scratch_bytes,
+            "tokens_per_ms": moved.tokens_per_ms, "prefix": self.prefix,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PoolCounts:
+    """Of a pool, since it was made.
+
+    Fields:
+        resident_bytes: of the objects in it, now. prefix_bytes: of what was computed for prompts and answers, now.
+        moves: runs that were moved. loaded_bytes: KV of objects that links copied from the host. evicted_bytes: of
+            objects and prefixes that gave way to others. saved_bytes, restored_bytes: of prefixes that were copied to
+            host memory when they were evicted, and back.
+    """
+
+    resident_bytes: int = 0
+    moves: int = 0
+    loaded_bytes: int = 0
+    prefix_bytes: int = 0
+    evicted_bytes: int = 0
+    saved_bytes: int = 0
+    restored_bytes: int = 0

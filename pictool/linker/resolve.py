@@ -1,34 +1,32 @@
-"""What a prompt is made of: documents given as files, objects, keys or chunks become parts; and each part's object."""
+"""What a prompt is made of, and where: documents (files, objects, keys, chunks) become parts, which are laid out."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pictool.compiler.chunking import encode_within, make_chunks, read_text, require_own_text, require_text
-from pictool.compiler.compile import Compiled, compile_chunks, object_key
-from pictool.core import Chunk, CompileOptions, GeneratedChunk, PromptText, Separator, Text
-from pictool.errors import ForeignObjectError, InputError, ObjectError, RemoteError, StoreError, UnwritableStoreError
+from pictool.compiler.compile import object_key
+from pictool.core import Chunk, CompileOptions, GeneratedChunk, Layout, PromptText, RowMask, Separator, Text
+from pictool.errors import ForeignObjectError, InputError, ObjectError, StoreError
 from pictool.linker.spec import Spec
 from pictool.reading import exists
 from pictool.runtime.chat.template import separator_between
 from pictool.store.entries import is_key
 from pictool.store.objects.bundles import is_object_list, read_object_list
 from pictool.store.objects.format import ObjectFile
-from pictool.store.scratch import memory_directory
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
     from pictool.linker.plan import LinkPlan
     from pictool.runtime.model import Model
 
-OnCompile = Callable[[Compiled], None]
 _MARGIN = 16  # tokens, of which several may be one character
-_ATTEMPTS = 8  # to open what was just compiled, while others evict
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Part:
     """A chunk of the prompt, and what its object is, or would be, compiled with.
 
     `file` is the object that the document was given as, open since it was read to see what it is; None for a text,
-    whose object is opened, and compiled if need be, by `open_objects`. `generated` is the key of a generated object
+    whose object is opened, and compiled if need be, by `ObjectContext`. `generated` is the key of a generated object
     that is linked in its place; empty if there is none. The part is the object's tokens from `offset` on. One that has
     no object is computed.
     """
@@ -107,7 +105,8 @@ def resolve_prompt(model: Model, store: Store, spec: Spec, opened: ExitStack) ->
     frame, separator = spec.frame(model), spec.separator_for(model)
     parts = separated(model, resolve_documents(model, store, spec, opened), separator)
     tail = frame.tail_after(_end_of(model, parts[-1], separator), separator) if parts else frame.tail
-    return ResolvedPrompt(head_part(model, spec, frame.head), tuple(parts), tail, frame.head)
+    head = Part(head_chunk(model, frame.head), spec.head_object_for(model))
+    return ResolvedPrompt(head, tuple(parts), tail, frame.head)
 
 
 def separated(model: Model, parts: Sequence[Part], separator: str) -> list[Part]:
@@ -191,11 +190,6 @@ def head_chunk(model: Model, head: PromptText) -> Chunk:
     return Chunk(model.encoder.whole(head), encode_within(model, head, "the head"), "head")
 
 
-def head_part(model: Model, spec: Spec, head: PromptText) -> Part:
-    """The part of a prompt's head."""
-    return Part(head_chunk(model, head), spec.head_object_for(model))
-
-
 def find_key(model: Model, store: Store, name: str) -> str:
     """The key that a document names, perhaps abbreviated. Raises StoreError, or InputError for no such file."""
     try:
@@ -251,107 +245,75 @@ def _own_tokens(model: Model, file: ObjectFile, path: str) -> tuple[int, ...]:
     return tokens
 
 
-def open_objects(
-    model: Model, store: Store, parts: Sequence[Part], opened: ExitStack, on_compile: OnCompile | None = None,
-    damaged: Container[str] = (),
-) -> tuple[list[ObjectFile], float]:  # fmt: skip
-    """The open object of every part; texts that are not compiled yet are compiled first (and reported).
+@dataclass(frozen=True)
+class PromptParts:
+    """A prompt that is laid out. `parts` are head and chunks; `required` [N] are the rows that no object has."""
 
-    Where the store cannot be written, they are compiled into memory, with a warning (`Store.on_warning`).
+    layout: Layout
+    texts: tuple[str | PromptText, ...]  # of head, chunks and tail
+    parts: tuple[Part, ...]
+    required: RowMask | None = None
 
-    Args:
-        opened: closes the objects.
-        damaged: keys of objects that are damaged and cannot be taken out: they are compiled into memory.
+    def without_objects(self, indices: Sequence[int]) -> PromptParts:
+        """The same, with these parts computed."""
+        if not indices:
+            return self
+        parts, required = list(self.parts), np.zeros(self.layout.num_context, dtype=bool)
+        if self.required is not None:
+            required |= self.required
+        for index in indices:
+            parts[index] = replace(parts[index], has_object=False)
+            start, end = (self.layout.head, *self.layout.chunks)[index]
+            required[start:end] = True
+        return replace(self, parts=tuple(parts), required=required)
 
-    Returns:
-        the objects, and the seconds that compiling took.
+
+def lay_out_spec(model: Model, store: Store, spec: Spec, opened: ExitStack) -> PromptParts:
+    """Resolve a spec's documents, and lay out its prompt. Objects that documents name are open until `opened` is."""
+    if spec.plan is not None:
+        return _lay_out_plan(model, store, spec.plan, opened)
+    return _lay_out_texts(model, store, spec, opened)
+
+
+def _lay_out_texts(model: Model, store: Store, spec: Spec, opened: ExitStack) -> PromptParts:
+    prompt = resolve_prompt(model, store, spec, opened)
+    tail, parts = encode_within(model, prompt.tail, "the query"), (prompt.head, *prompt.parts)
+    layout = lay_out(model, prompt.head.chunk, [part.chunk for part in prompt.parts], tail)
+    laid_out = PromptParts(layout, prompt.texts, parts)
+    if spec.policy.needs.chain_block:  # a chain says itself what it has
+        return laid_out
+    return laid_out.without_objects([index for index, part in enumerate(parts) if part.is_separator])
+
+
+def _lay_out_plan(model: Model, store: Store, plan: LinkPlan, opened: ExitStack) -> PromptParts:
+    require_room(model, plan.layout.num_tokens)
+    parts, tail = resolve_plan(model, store, plan, opened), plan.layout.tokens[plan.layout.tail[0] :].tolist()
+    last = str(model.tokenizer.decode(tail)) if plan.policy.needs.runs_model else ""
+    pairs = [*((part.chunk.text, part.chunk.tokens) for part in parts), (last, tail)]
+    texts = tuple(model.encoder.as_tokenized(text, ids) for text, ids in pairs)
+    required = None if plan.policy.needs.chain_block else plan.required  # a chain says itself what it has
+    return PromptParts(plan.layout, texts, tuple(parts), required)
+
+
+def lay_out(model: Model, head: Chunk, chunks: Sequence[Chunk], tail: Sequence[int]) -> Layout:
+    """Where everything is in a prompt.
 
     Raises:
-        PicError: an object of another model, or one that is not what its part was made of.
+        InputError: the prompt has no tail, or is longer than the model's positions.
     """
-    named = [(part, part.keys(model)) for part in parts]
-    store.prefetch(keys[0] for part, keys in named if part.file is None)
-    objects = {i: file for i, named_part in enumerate(named) if (file := _open(store, *named_part, opened, damaged))}
-    is_stuck = any(part.file is None and keys[-1] in damaged for part, keys in named)
-    started, target = time.perf_counter(), _memory_store(opened) if is_stuck else store
-    for _ in range(_ATTEMPTS):
-        missing = {i: part for i, part in enumerate(parts) if i not in objects}
-        if not missing:
-            break
-        try:
-            objects |= _compile_missing(model, target, missing, on_compile, opened)
-        except UnwritableStoreError as error:
-            if target is not store:
-                raise
-            store.on_warning(f"{error}; going on with objects in memory")
-            target = _memory_store(opened)
-    else:
-        raise StoreError(f"{store.root}: objects are evicted before they can be linked; allow the store more")
-    compile_s = time.perf_counter() - started
-    for i, part in enumerate(parts):
-        if part.file is None:
-            _require_same(model, objects[i], part.chunk)
-    return [objects[i] for i in range(len(parts))], compile_s
+    if not tail:
+        raise InputError(
+            f"the query and its template have no tokens under the tokenizer of {model.name}; there is nothing to answer"
+        )
+    layout = Layout.of(head.tokens, [chunk.tokens for chunk in chunks], tail)
+    require_room(model, layout.num_tokens)
+    return layout
 
 
-def _memory_store(opened: ExitStack) -> Store:
-    """A store for this link alone."""
-    try:
-        return Store(opened.enter_context(memory_directory()))
-    except OSError as error:
-        raise UnwritableStoreError(f"{error.filename}: cannot be written ({error.strerror}); free some room") from error
-
-
-def _open(
-    store: Store, part: Part, keys: Sequence[str], opened: ExitStack, damaged: Container[str]
-) -> ObjectFile | None:
-    """The object of a part; None if it is to be compiled (not in the store, damaged, or without a table)."""
-    if part.file is not None:
-        if part.file.path == store.path(part.file.meta.key):
-            store.mark_used(part.file)
-        return part.file
-    for key in keys:
-        if key in damaged:
-            continue
-        try:
-            file = store.open(key)
-        except RemoteError as error:
-            store.skip_remote(error)
-            continue
-        except (StoreError, ObjectError):
-            continue
-        if part.is_served_by(file):
-            return opened.enter_context(file)
-        file.close()
-    return None
-
-
-def _require_same(model: Model, file: ObjectFile, chunk: Chunk) -> None:
-    file.meta.require(model.target, file.name)
-    if file.tokens().tolist() != list(chunk.tokens):
-        raise InputError(f"{file.name}: was replaced while it was being linked; run the command again")
-
-
-def _compile_missing(
-    model: Model, store: Store, missing: Mapping[int, Part], on_compile: OnCompile | None, opened: ExitStack
-) -> dict[int, ObjectFile]:
-    """Compile what is missing, and open each object as soon as it is there; but for what was evicted even before."""
-    objects: dict[int, ObjectFile] = {}
-
-    def open_compiled(compiled: Compiled) -> None:
-        if compiled.is_new and on_compile:
-            on_compile(compiled)
-        for i, part in missing.items():
-            if i not in objects and part.key(model) == compiled.key:
-                with suppress(StoreError):
-                    file = store.peek(compiled.key)
-                    if part.is_served_by(file):
-                        objects[i] = opened.enter_context(file)
-                    else:
-                        file.close()
-
-    kinds = sorted({part.options for part in missing.values()}, reverse=True)
-    for options in kinds:  # those with tables first: they serve those who need none
-        chunks = [part.chunk for part in missing.values() if part.options == options]
-        compile_chunks(model, store, chunks, options, on_done=open_compiled)
-    return objects
+def require_room(model: Model, num_tokens: int) -> None:
+    """Refuse a prompt that is longer than the model's positions. Raises InputError."""
+    if num_tokens > model.max_positions:
+        raise InputError(
+            f"the prompt has {num_tokens} tokens, but {model.name} takes {model.max_positions} positions; "
+            "link fewer or shorter documents"
+        )

@@ -47,6 +47,7 @@ class Spec:
             (`Model.separator`). An empty one joins them directly, as does a raw prompt that names none.
         plan: a prompt whose token ids and objects are laid out already, in place of a query and documents; its policy
             is the spec's.
+        is_fresh: it reuses nothing that earlier prompts computed, and no later one reuses what it does.
     """
 
     query: str = ""
@@ -64,6 +65,7 @@ class Spec:
     written: Frame | None = None
     plan: LinkPlan | None = None
     separator: str | None = None
+    is_fresh: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.documents, str | Path | Chunk | Text):  # one document, not its letters
@@ -124,11 +126,6 @@ class Spec:
         """`objects`; of a hybrid with the policy's cut."""
         return self.objects if model.geometry.states is None else replace(self.objects, cut=self.policy.needs.cut)
 
-    @property
-    def head_object(self) -> CompileOptions:
-        """How its head is compiled."""
-        return CompileOptions(codec=head_codec(self.codec))
-
     def head_object_for(self, model: Model) -> CompileOptions:
-        """`head_object`; of a hybrid with the cut 0, since nothing comes before it."""
-        return self.head_object if model.geometry.states is None else replace(self.head_object, cut=0)
+        """How its head is compiled; of a hybrid with the cut 0, since nothing comes before it."""
+        return CompileOptions(codec=head_codec(self.codec), cut=None if model.geometry.states is None else 0)

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pictool.core import Layout
 from pictool.errors import InputError
 from pictool.runtime.attention import Rows, Run
-from pictool.runtime.memory.caches import PassThroughCache, ReadOnlyCache
-from pictool.runtime.memory.image import Image
+from pictool.runtime.memory.caches import PassThroughCache
+from pictool.runtime.memory.image import Image, ReadOnlyCache
+from pictool.runtime.prefill import last_hidden
 from pictool.runtime.rope import tables_at
 
 if TYPE_CHECKING:
@@ -55,12 +55,6 @@ def attention_of_rows(image: Image, positions: Positions) -> Iterator[Tensor]:
     return (scores.softmax(-1) for scores in scores_of_rows(image, positions))
 
 
-def next_logits(model: Model, tokens: Sequence[int]) -> Tensor:
-    """See `Model.next_logits`; on the model's device."""
-    with torch.inference_mode():
-        return model.stack.logits(last_hidden(model, tokens)[1][0]).float()
-
-
 def _scores(image: Image, rows: Rows) -> Iterator[Tensor]:
     stack, layout = image.stack, image.layout
     tables = tables_at(stack.rotary_tables(torch.arange(layout.num_tokens, device=stack.device)), rows.positions)
@@ -91,18 +85,8 @@ def image_of_tokens(model: Model, tokens: Sequence[int]) -> Image:
     Raises:
         InputError: no tokens, or more than the model has positions.
     """
-    return last_hidden(model, tokens)[0]
-
-
-def last_hidden(model: Model, tokens: Sequence[int]) -> tuple[Image, Tensor]:
-    """The same, with the hidden states [1, n, hidden] after the last layer."""
-    _require_room(model, len(tokens))
-    image = Image(model.stack, Layout.of([], [], tokens))
-    rows = Rows.of(torch.arange(len(tokens))).to(model.stack.device)
-    hidden = model.stack.embed(torch.tensor([list(tokens)], device=model.stack.device))
-    for layer in range(model.stack.num_layers):
-        hidden = image.compute(layer, hidden, rows)
-    return image, hidden
+    model.require_readable(len(tokens))
+    return last_hidden(model.stack, tokens)[0]
 
 
 def hidden_norms(model: Model, tokens: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
@@ -116,7 +100,7 @@ def hidden_norms(model: Model, tokens: NDArray[np.integer[Any]]) -> NDArray[np.f
     Raises:
         InputError: no tokens, or more than the model has positions.
     """
-    _require_room(model, len(tokens))
+    model.require_readable(len(tokens))
     stack, length = model.stack, len(tokens)
     tables = stack.rotary_tables(torch.arange(length, device=stack.device))
     hidden = stack.embed(torch.from_numpy(tokens.astype(np.int64))[None].to(stack.device))
@@ -126,8 +110,3 @@ def hidden_norms(model: Model, tokens: NDArray[np.integer[Any]]) -> NDArray[np.f
         norms.append(torch.linalg.vector_norm(hidden[0], dim=-1, dtype=torch.float32))
     result: NDArray[np.float32] = torch.stack(norms).cpu().numpy()
     return result
-
-
-def _require_room(model: Model, num_tokens: int) -> None:
-    if not 0 < num_tokens <= model.max_positions:
-        raise InputError(f"{num_tokens} tokens: {model.name} reads from 1 to {model.max_positions}")

@@ -316,9 +316,6 @@ def mixer_of(layer: Any) -> Any:
     return next((part for part in layer.modules() if any(isinstance(c, nn.Conv1d) for c in part.children())), None)
 
 
-_AFTER_THE_CACHE = ("o_proj", "kv_b_proj")  # of an attention module
-
-
 def query_width(config: Any) -> int:
     """Numbers in a row's queries, of all heads."""
     key, *_ = parts = architecture_of(config).parts(config)
@@ -333,21 +330,11 @@ def chosen_experts(config: Any) -> int:
     return next((int(getattr(config, name)) for name in names if getattr(config, name, None)), 1)
 
 
-def count_weights(module: Any, config: Any) -> tuple[int, int]:
-    """The weights that a row is multiplied with in all layers: until its layer's cache is updated, and in all.
-
-    Of latent attention the latents are cached before keys and values are expanded from them.
-    """
+def count_weights(module: Any, config: Any) -> int:
+    """The weights that a row is multiplied with in all layers."""
     require_no_states(config, "forecasts of speed")
-    projections = computed = 0
-    for layer in decoder_of(module).layers:
-        computed += sum(computed_with(name, weight, config) for name, weight in layer.named_parameters())
-        projections += sum(
-            computed_with(name, weight, config)
-            for name, weight in layer.self_attn.named_parameters()
-            if name.split(".")[0] not in _AFTER_THE_CACHE
-        )
-    return projections, computed
+    layers = decoder_of(module).layers
+    return sum(computed_with(name, weight, config) for layer in layers for name, weight in layer.named_parameters())
 
 
 def computed_with(name: str, weight: Tensor, config: Any) -> int:

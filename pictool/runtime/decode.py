@@ -19,7 +19,7 @@ from transformers import (
 from pictool.core import AnswerFormat
 from pictool.core import Sampling as Sampling
 from pictool.errors import InputError
-from pictool.runtime.grammar import Grammar
+from pictool.runtime.chat.grammar import Grammar
 from pictool.runtime.memory.image import Image
 from pictool.runtime.support import rope_switch
 from pictool.runtime.tensors import require_finite

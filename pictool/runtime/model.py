@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pictool.core import Geometry, Identity, PromptText, Target, TokenIds
 from pictool.errors import InputError, ModelError, PicError
 from pictool.reading import shown, with_home
-from pictool.runtime import architectures, checkpoint, fingerprint, quantized, support
+from pictool.runtime import architectures, checkpoint, fingerprint, support
 from pictool.runtime.device import resolve_device, resolve_dtype
 from pictool.runtime.encoder import Encoder
 from pictool.runtime.machine import require_memory
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from pictool.runtime.prefill import ChunkKV
     from pictool.runtime.stack import LayerStack
+
 
 EMBEDDED = {"embedded": "base", "embedded-small": "small"}
 _GGUF_SOURCES = ("ollama:", "lmstudio:")
@@ -183,13 +184,19 @@ class Model:
         """Compute each chunk on its own, for objects (`prefill_chunks`)."""
         from pictool.runtime.prefill import prefill_chunks
 
-        return prefill_chunks(self, chunks, prefix, alone)
+        return prefill_chunks(self.stack, chunks, prefix, alone)
 
     def next_logits(self, tokens: Sequence[int]) -> Tensor:
         """The logits after each of these tokens, without a prompt before them: float32 [n, vocab]."""
-        from pictool.runtime.activations import next_logits
+        from pictool.runtime.prefill import last_hidden
 
-        return next_logits(self, tokens)
+        self.require_readable(len(tokens))
+        return self.stack.logits(last_hidden(self.stack, tokens)[1][0])
+
+    def require_readable(self, num_tokens: int) -> None:
+        """Refuse a text without tokens, or of more than the model has positions. Raises InputError."""
+        if not 0 < num_tokens <= self.max_positions:
+            raise InputError(f"{num_tokens} tokens: {self.name} reads from 1 to {self.max_positions}")
 
     def with_salt(self, salt: str) -> Model:
         """The same model, with all that is loaded of it, for another tenant."""
@@ -260,9 +267,9 @@ class Model:
 
     def _loading_text(self) -> str:
         """What `on_wait` is called with: of quantized weights, how much memory they will take."""
-        if quantized.method_of(self.whole_config) is None:
+        if checkpoint.method_of(self.whole_config) is None:
             return f"loading the weights of {self.name}"
-        needed = quantized.num_weights(self.whole_config) * self.torch_dtype.itemsize
+        needed = checkpoint.num_weights(self.whole_config) * self.torch_dtype.itemsize
         return f"dequantizing the weights of {self.name} to {self.dtype} ({needed / 1e9:.1f} GB)"
 
     def _read_weights(self, attention: str) -> Any:
@@ -271,14 +278,14 @@ class Model:
         with _loading(f"{self.name}: the weights cannot be loaded"), self._files.loading(), _no_bars():
             num_weights = checkpoint.require_weights(self.directory, self.whole_config, self.name)
             require_memory(num_weights * self.torch_dtype.itemsize, self.name, self.dtype, self.device)
-            is_quantized = quantized.method_of(self.whole_config) is not None
-            config = quantized.to_dequantize(self.whole_config) if is_quantized else self.whole_config
+            is_quantized = checkpoint.method_of(self.whole_config) is not None
+            config = checkpoint.to_dequantize(self.whole_config) if is_quantized else self.whole_config
             module, info = architectures.auto_class(config).from_pretrained(
                 self.directory, config=config, dtype=self.torch_dtype, attn_implementation=attention,
                 ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False,
             )  # fmt: skip
             if is_quantized:
-                module = quantized.plain_module(module, self.whole_config, self.torch_dtype)
+                module = checkpoint.plain_module(module, self.whole_config, self.torch_dtype)
         if wrong := sorted([*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])]):
             raise ModelError(
                 f"{self.name}: {len(wrong)} weights that config.json describes are missing or have another shape, as "
@@ -292,7 +299,7 @@ class Model:
         """The decoder layers, to be run one at a time."""
         from pictool.runtime.stack import LayerStack
 
-        return LayerStack(self)
+        return LayerStack(self.module, self.config, self.geometry, self.device, self.torch_dtype)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -440,7 +447,7 @@ def _load_config_and_tokenizer(name: str, directory: Path) -> tuple[Any, Any]:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         support.require_supported(config, name)
         support.require_sound(config, name)
-        quantized.require_loadable(config, name)
+        checkpoint.require_loadable(config, name)
     if not any((directory / file).exists() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise ModelError(f"{name}: the directory has no tokenizer (tokenizer.json); save the model's tokenizer into it")
     with _loading(f"{name}: the tokenizer cannot be loaded"):
@@ -484,3 +491,22 @@ def wrap_model(module: Any, tokenizer: PreTrainedTokenizerBase, name: str = "in-
     parameter = next(module.parameters())
     dtype = str(parameter.dtype).removeprefix("torch.")
     return Model(name, module.config, tokenizer, str(parameter.device), dtype, module=module, salt=salt)
+
+
+def speculative_name(model: Model) -> str | None:
+    """The speculative model of `model`, if it is known: the embedded one has `embedded-small`."""
+    return "embedded-small" if model.directory == embedded_path("embedded") else None
+
+
+def open_speculative(name: str, target: Model) -> Model:
+    """Load a speculative model, once per process, in the target's dtype and on its device.
+
+    Raises:
+        ModelError: not a model, or not supported.
+    """
+    return _open(name, target.device, target.dtype)
+
+
+@lru_cache(maxsize=2)
+def _open(name: str, device: str, dtype: str) -> Model:
+    return load_model(name, device, dtype)

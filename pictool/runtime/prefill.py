@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,18 +20,15 @@ from pictool.runtime.memory.states import LinearState, StateMap
 from pictool.runtime.rope import RotaryTables
 from pictool.runtime.stack import LayerStack
 
-if TYPE_CHECKING:
-    from pictool.runtime.model import Model
-
 ChunkKV = list[LayerKV]  # per layer: un-rotated key and value, [kv_heads, tokens, head_dim]
 
 # Tokens of one forward: enough to fill the arithmetic units; more costs a CPU its caches (docs/studies/benchmarks.md).
 _PACK_TOKENS, _ON_ACCELERATOR = 512, 8192
 
 
-def pack_tokens(model: Model) -> int:
+def pack_tokens(stack: LayerStack) -> int:
     """Tokens of one forward on the model's device."""
-    return _ON_ACCELERATOR if is_accelerator(model.stack.device) else _PACK_TOKENS
+    return _ON_ACCELERATOR if is_accelerator(stack.device) else _PACK_TOKENS
 
 
 def plan_packs(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -52,7 +48,7 @@ def plan_packs(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def prefill_chunks(
-    model: Model, chunks: Sequence[Sequence[int]], prefix: Sequence[int] = (), alone: bool = False
+    stack: LayerStack, chunks: Sequence[Sequence[int]], prefix: Sequence[int] = (), alone: bool = False
 ) -> Iterator[tuple[int, ChunkKV]]:
     """Compute each chunk on its own, from position 0 on; yields (index of the chunk, its KV) as they are ready.
 
@@ -60,16 +56,26 @@ def prefill_chunks(
     `prefix` (sinks) comes before every chunk, and its KV is dropped. `alone`: every chunk has a forward of its own.
     """
     lengths = [len(prefix) + len(chunk) for chunk in chunks]
-    for pack in plan_packs(lengths, 1 if alone else pack_tokens(model)):
+    for pack in plan_packs(lengths, 1 if alone else pack_tokens(stack)):
         own = [lengths[index] for index in pack]
         tokens = torch.tensor([[token for index in pack for token in (*prefix, *chunks[index])]])
-        if own[0] > _PACK_TOKENS and not is_accelerator(model.stack.device):
-            layers = _prefill_long(model.stack, tokens)
+        if own[0] > _PACK_TOKENS and not is_accelerator(stack.device):
+            layers = _prefill_long(stack, tokens)
         else:
-            layers = _prefill(model.stack, tokens, model.stack.pack_tables(own), Pack(tuple(own)))
+            layers = _prefill(stack, tokens, stack.pack_tables(own), Pack(tuple(own)))
         for index, end in zip(pack, accumulate(own), strict=True):
             rows = slice(end - len(chunks[index]), end)
             yield index, [(key[0, :, rows], value[0, :, rows]) for key, value in layers]
+
+
+def last_hidden(stack: LayerStack, tokens: Sequence[int]) -> tuple[Image, Tensor]:
+    """Prefill tokens alone to an image, of which all are the tail, and the hidden states [1, n, hidden] at the end."""
+    image = Image(stack, Layout.of([], [], tokens))
+    rows = Rows.of(torch.arange(len(tokens))).to(stack.device)
+    hidden = stack.embed(torch.tensor([list(tokens)], device=stack.device))
+    for layer in range(stack.num_layers):
+        hidden = image.compute(layer, hidden, rows)
+    return image, hidden
 
 
 def prefill_batch(stack: LayerStack, tokens: Tensor) -> list[LayerKV]:

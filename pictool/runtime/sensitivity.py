@@ -103,7 +103,7 @@ def fixup_tables(
         yield from ((index, _table(model, scores)) for index, scores in measured)
         return
     # What comes before the chunks of a pack is rotated alike for all, which it is not where RoPE depends on the length.
-    budget = 1 if alone or depends_on_length(model.config) else max(1, pack_tokens(model) // len(probes.tokens))
+    budget = 1 if alone or depends_on_length(model.config) else max(1, pack_tokens(model.stack) // len(probes.tokens))
     for pack in plan_packs([len(chunk) for chunk in chunks], budget):
         scores = _measure(model, probes, [chunks[index] for index in pack], alone)
         for own, index in zip(scores, pack, strict=True):
@@ -125,7 +125,7 @@ def _twice(model: Model, chunk: Sequence[int]) -> list[int]:
 def _keys_after_itself(model: Model, chunks: Sequence[Sequence[int]], alone: bool) -> list[Tensor]:
     """Un-rotated keys of the rows of `_measure`, by layer [kv_heads, rows, head_dim]; 0 in a chunk's row before it."""
     twice, keys = [_twice(model, chunk) for chunk in chunks], [list[Tensor]()] * len(chunks)
-    for index, layers in prefill_chunks(model, twice, (_first_token(model),), alone):
+    for index, layers in prefill_chunks(model.stack, twice, (_first_token(model),), alone):
         keys[index] = [pad(key[:, -len(chunks[index]) :], (0, 0, 1, 0)) for key, _ in layers]
     return [torch.cat(of_chunks, 1) for of_chunks in zip(*keys, strict=True)]
 

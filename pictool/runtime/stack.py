@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from pictool.core import Geometry
 from pictool.runtime import turns
 from pictool.runtime.architectures import (
     architecture_of,
@@ -32,29 +33,28 @@ from pictool.runtime.support import depends_on_length
 
 if TYPE_CHECKING:
     from pictool.runtime.memory.caches import LayerCache, LayerKV
-    from pictool.runtime.model import Model
 
 
 class LayerStack:
     """Embedding, layers and head of one model. Every tensor has a leading batch dimension."""
 
-    def __init__(self, model: Model) -> None:
-        self._module, self._config = model.module, model.config
-        self._decoder = decoder_of(self._module)
-        self._rope, self._head = Rope(self._decoder), _head_of(self._module)
-        architecture = architecture_of(model.config)
+    def __init__(self, module: Any, config: Any, geometry: Geometry, device: str, dtype: torch.dtype) -> None:
+        self._module, self._config = module, config
+        self._decoder = decoder_of(module)
+        self._rope, self._head = Rope(self._decoder), _head_of(module)
+        architecture = architecture_of(config)
         scale = architecture.embedding_scale
-        self._embedding_scale: float | None = None if scale is None else getattr(model.config, scale)
+        self._embedding_scale: float | None = None if scale is None else getattr(config, scale)
         self._counts_cached = architecture.counts_cached
-        self.num_layers, self.geometry = len(self._decoder.layers), model.geometry
-        kinds = ["full_attention"] * self.num_layers if self.geometry.states is None else layer_kinds(model.config)
+        self.num_layers, self.geometry = len(self._decoder.layers), geometry
+        kinds = ["full_attention"] * self.num_layers if geometry.states is None else layer_kinds(config)
         # Which of the layers with KV, and which of those with a state, a decoder layer is; None: it is none of them.
         self.kv_index, self.state_index = _indices(map(has_attention, kinds)), _indices(map(is_linear, kinds))
         self.kv_layers = [layer for layer, index in enumerate(self.kv_index) if index is not None]
         layers = self._decoder.layers
         self._chunks = [chunk_of(layer.self_attn) if self.geometry.states is None else None for layer in layers]
-        self.device, self.dtype = torch.device(model.device), model.torch_dtype
-        is_sparse = hasattr(model.config, "output_router_logits")
+        self.device, self.dtype = torch.device(device), dtype
+        is_sparse = hasattr(config, "output_router_logits")
         self._no_router_logits = {"output_router_logits": False} if is_sparse else {}
 
     @torch.inference_mode()

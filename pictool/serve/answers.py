@@ -1,16 +1,21 @@
-"""Answers in the forms of OpenAI's API: whole, and as streams of events."""
+"""Answers: the events of a request, collected once for all APIs, and what an API makes of them (`AnswerForm`)."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
+
+from fastapi import Response
+from fastapi.responses import StreamingResponse
 
 from pictool.serve.errors import ApiError
+from pictool.serve.service import ApiCall
 from pictool.serve.work import (
+    AnswerRequest,
     CallEvent,
     DeltaEvent,
     Event,
@@ -24,13 +29,14 @@ from pictool.serve.work import (
 )
 
 DONE = b"data: [DONE]\n\n"
+AnswerPart = DeltaEvent | ReasoningEvent | CallEvent
 
 
 @dataclass
 class PartialAnswer:
     """An answer as far as it has arrived. `parts` are its texts, reasoning and calls, in their order."""
 
-    parts: list[DeltaEvent | ReasoningEvent | CallEvent] = field(default_factory=list)
+    parts: list[AnswerPart] = field(default_factory=list)
     tokens: list[TokenInfo] = field(default_factory=list)
     reason: str | None = None
     num_tokens: int = 0
@@ -50,9 +56,9 @@ class PartialAnswer:
         return [part for part in self.parts if isinstance(part, CallEvent)]
 
     @property
-    def merged(self) -> list[DeltaEvent | ReasoningEvent | CallEvent]:
+    def merged(self) -> list[AnswerPart]:
         """The parts with texts that follow one another as one."""
-        found: list[DeltaEvent | ReasoningEvent | CallEvent] = []
+        found: list[AnswerPart] = []
         for kind, group in groupby(self.parts, type):
             if kind is CallEvent:
                 found += group
@@ -95,143 +101,146 @@ class AnswerCollector:
 
 
 async def collect(events: AsyncIterator[Event]) -> AnswerCollector:
-    """All events of a work."""
+    """All events of a request."""
     collected = AnswerCollector()
     async for event in events:
         collected.add(event)
     return collected
 
 
-def usage_of(works: Sequence[AnswerCollector]) -> dict[str, Any]:
-    """The usage of a response that is made of these works."""
-    prompt = sum(work.reuse.num_tokens for work in works)
-    generated = sum(answer.num_tokens for work in works for answer in work.listed)
-    reasoning = sum(answer.num_reasoning for work in works for answer in work.listed)
-    cached = sum(work.reuse.cached for work in works)
-    written = sum(work.reuse.num_compiled for work in works)
+def usage_of(collected: Sequence[AnswerCollector]) -> dict[str, Any]:
+    """The usage of a response that is made of these requests, as OpenAI's chats have it."""
+    prompt = sum(request.reuse.num_tokens for request in collected)
+    answers = [answer for request in collected for answer in request.listed]
+    generated = sum(answer.num_tokens for answer in answers)
+    details = {
+        "cached_tokens": sum(request.reuse.cached for request in collected),
+        "cache_write_tokens": sum(request.reuse.num_compiled for request in collected),
+    }
     return {
         "prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
-        "completion_tokens_details": {"reasoning_tokens": reasoning},
+        "prompt_tokens_details": details,
+        "completion_tokens_details": {"reasoning_tokens": sum(answer.num_reasoning for answer in answers)},
     }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Form:
-    """One of the two forms: ids and names, and how a choice shows text and, if `has_logprobs`, log-probabilities."""
+class AnswerForm(ABC):
+    """What an API makes of the answers of one response.
 
-    id: str
-    model: str
-    is_chat: bool
-    has_logprobs: bool = False
-    created: int = field(default_factory=lambda: int(time.time()))
+    Attributes:
+        collected: what has come of each request of the response: one, except of a completion with several prompts.
+        media_type, done: of its stream, and what ends one that does not fail.
+    """
 
-    def whole(self, works: Sequence[AnswerCollector]) -> dict[str, Any]:
-        """The response of works; choices are numbered through."""
-        answers = [answer for work in works for answer in work.listed]
-        name = "chat.completion" if self.is_chat else "text_completion"
-        return self.head(name) | {
-            "choices": [self._choice(index, answer) for index, answer in enumerate(answers)],
-            "usage": usage_of(works), "pic": _reports(works),
-        }  # fmt: skip
+    media_type: ClassVar[str] = "text/event-stream"
+    done: ClassVar[bytes] = b""
 
-    def _choice(self, index: int, answer: PartialAnswer) -> dict[str, Any]:
-        more: dict[str, Any] = {"index": index, "finish_reason": _reason(answer.reason, bool(answer.calls))}
-        logprobs = self._logprobs(answer.tokens)
-        if self.is_chat:
-            message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-            if answer.reasoning:
-                message["reasoning_content"] = answer.reasoning
-            if answer.calls:
-                message |= {"content": answer.text or None, "tool_calls": [called(call) for call in answer.calls]}
-            return more | {"message": message, "logprobs": logprobs}
-        return more | {"text": answer.text, "logprobs": logprobs}
+    def __init__(self) -> None:
+        self.collected = list[AnswerCollector]()
 
-    def chunk(
-        self, index: int, delta: DeltaEvent | ReasoningEvent | CallEvent | FinishEvent | None, has_calls: bool = False
-    ) -> dict[str, Any]:
-        """An event of a stream: more of an answer, its end, or (None) the beginning of a chat's."""
-        text = delta.text if isinstance(delta, DeltaEvent) else ""
-        tokens = delta.tokens if isinstance(delta, DeltaEvent) else ()
-        choice: dict[str, Any] = {"index": index, "logprobs": self._logprobs(tokens)}
-        choice["finish_reason"] = _reason(delta.reason, has_calls) if isinstance(delta, FinishEvent) else None
-        if not self.is_chat:
-            choice["text"] = text
-        elif delta is None:
-            choice["delta"] = {"role": "assistant", "content": ""}
-        else:
-            choice["delta"] = _delta(delta)
-        return self.head("chat.completion.chunk" if self.is_chat else "text_completion") | {"choices": [choice]}
+    @property
+    def latest(self) -> AnswerCollector:
+        """What has come of the request whose events come now."""
+        return self.collected[-1]
 
-    def last_chunk(self, works: Sequence[AnswerCollector]) -> dict[str, Any]:
-        """The event with the usage."""
-        return self.head("chat.completion.chunk" if self.is_chat else "text_completion") | {
-            "choices": [], "usage": usage_of(works)
-        }  # fmt: skip
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """The response, after all events."""
 
-    def head(self, name: str) -> dict[str, Any]:
-        """What every response and event begins with; `name` is of its kind."""
-        return {"id": self.id, "object": name, "created": self.created, "model": self.model}
+    @abstractmethod
+    def chunks(self, event: Event) -> Iterable[dict[str, Any]]:
+        """What an event, which is collected already, adds to the stream."""
 
-    def _logprobs(self, tokens: Sequence[TokenInfo]) -> dict[str, Any] | None:
-        if not self.has_logprobs:
-            return None
-        if self.is_chat:
-            return {"content": [token_report(token) for token in tokens], "refusal": None}
-        offsets, at = [], 0
-        for token in tokens:
-            offsets.append(at)
-            at += len(token.text)
-        return {
-            "tokens": [token.text for token in tokens], "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [dict(token.top) for token in tokens], "text_offset": offsets,
-        }  # fmt: skip
+    def end(self) -> Iterable[dict[str, Any]]:
+        """What is added after the last event of a request."""
+        return ()
+
+    @abstractmethod
+    def error(self, error: ApiError) -> dict[str, Any]:
+        """The last chunk of a stream that fails."""
+
+    def encode(self, chunk: dict[str, Any]) -> bytes:
+        return sse(chunk)
+
+    def failed(self, error: ApiError) -> bytes:
+        """The end of a stream that fails."""
+        return self.encode(self.error(error))
 
 
-def called(call: CallEvent) -> dict[str, Any]:
-    """A call, as a chat's messages have it."""
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+def sse(chunk: Mapping[str, Any]) -> bytes:
+    """A chunk as a server-sent event, whose name is its type, if it has one."""
+    head = f"event: {chunk['type']}\n".encode() if "type" in chunk else b""
+    return head + b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
 
 
-def _delta(event: DeltaEvent | ReasoningEvent | CallEvent | FinishEvent) -> dict[str, Any]:
-    if isinstance(event, CallEvent):
-        return {"tool_calls": [{"index": event.number} | called(event)]}
-    if isinstance(event, FinishEvent):
-        return {}
-    return {"content" if isinstance(event, DeltaEvent) else "reasoning_content": event.text}
+class EventStream(StreamingResponse):
+    """A stream of events. Its source is closed when it ends, even if the client disconnects."""
+
+    def __init__(self, content: AsyncGenerator[bytes, None], media_type: str = AnswerForm.media_type) -> None:
+        self._content = content
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(content, headers=headers, media_type=media_type)
+
+    async def stream_response(self, send: Any) -> None:
+        try:
+            await super().stream_response(send)
+        finally:
+            await self._content.aclose()
 
 
-def _reason(reason: str | None, has_calls: bool) -> str | None:
-    return "tool_calls" if reason == "stop" and has_calls else reason
+async def respond(
+    call: ApiCall, works: Sequence[AnswerRequest], form: AnswerForm, streams: bool | None
+) -> Response | dict[str, Any]:
+    """The whole response, or its stream. Errors up to the first event are the response's status."""
+    if not streams:
+        for work in works:
+            await call.unless_gone(_discard(_chunks(form, [call.service.events(work, call.started)])))
+        return form.whole()
+    begun = []
+    for work in works:
+        events = call.service.events(work, call.started)
+        begun.append(_StartedEvents(await call.unless_gone(anext(events)), events))
+    return EventStream(_stream(form, begun), form.media_type)
 
 
-def token_report(token: TokenInfo) -> dict[str, Any]:
-    """A token with its log-probability, as a chat has it."""
-    top = [{"token": text, "logprob": value, "bytes": list(text.encode())} for text, value in token.top]
-    return {
-        "token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()), "top_logprobs": top
-    }  # fmt: skip
+async def _discard(chunks: AsyncIterator[dict[str, Any]]) -> None:
+    async for _ in chunks:
+        pass
 
 
-def _reports(works: Sequence[AnswerCollector]) -> Any:
-    reports = [work.report() for work in works]
-    return reports[0] if len(reports) == 1 else reports
+async def _chunks(form: AnswerForm, works: Iterable[AsyncIterator[Event]]) -> AsyncGenerator[dict[str, Any], None]:
+    for events in works:
+        form.collected.append(AnswerCollector())
+        async for event in events:
+            form.latest.add(event)
+            for chunk in form.chunks(event):
+                yield chunk
+        for chunk in form.end():
+            yield chunk
 
 
-def sse(value: object, name: str | None = None) -> bytes:
-    """An event of a stream, perhaps with its name."""
-    head = b"" if name is None else f"event: {name}\n".encode()
-    return head + b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
+async def _stream(form: AnswerForm, works: Sequence[_StartedEvents]) -> AsyncGenerator[bytes, None]:
+    """The chunks of requests, one after another. An error ends the stream with one."""
+    try:
+        async for chunk in _chunks(form, works):
+            yield form.encode(chunk)
+        if form.done:
+            yield form.done
+    except Exception as error:
+        yield form.failed(ApiError.of(error))
+    finally:
+        for events in works:
+            await events.aclose()
 
 
-class StartedStream:
-    """A stream of events whose first one has arrived, so that a bad request is refused before its stream begins."""
+class _StartedEvents:
+    """Events of which the first has arrived, so that a bad request is refused before its stream begins."""
 
     def __init__(self, first: Event, events: AsyncGenerator[Event, None]) -> None:
         self._first: Event | None = first
         self._events = events
 
-    def __aiter__(self) -> StartedStream:
+    def __aiter__(self) -> _StartedEvents:
         return self
 
     async def __anext__(self) -> Event:
@@ -239,38 +248,4 @@ class StartedStream:
         return first if first is not None else await anext(self._events)
 
     async def aclose(self) -> None:
-        """End what gives the events."""
         await self._events.aclose()
-
-
-async def stream(form: Form, works: Sequence[StartedStream], n: int, has_usage: bool) -> AsyncGenerator[bytes, None]:
-    """The events of works, one after another, as OpenAI's clients read them. An error ends the stream with one."""
-    finished: list[AnswerCollector] = []
-    try:
-        for number, events in enumerate(works):
-            collected, begun = AnswerCollector(), set[int]()
-            ended: list[FinishEvent] = []
-            async for event in events:
-                collected.add(event)
-                if isinstance(event, TailEvent | StartEvent | VerificationEvent):
-                    continue
-                index = number * n + event.index
-                if form.is_chat and index not in begun:
-                    begun.add(index)
-                    yield sse(form.chunk(index, None))
-                if isinstance(event, FinishEvent) and event.index == n - 1:
-                    ended.append(event)  # with what was done, which may need the verification first
-                else:
-                    yield sse(form.chunk(index, event, bool(collected.answers[event.index].calls)))
-            finished.append(collected)
-            for event in ended:
-                has_calls = bool(collected.answers[event.index].calls)
-                yield sse(form.chunk(number * n + event.index, event, has_calls) | {"pic": collected.report()})
-        if has_usage:
-            yield sse(form.last_chunk(finished))
-        yield DONE
-    except Exception as error:
-        yield sse(ApiError.of(error).body())
-    finally:
-        for events in works:
-            await events.aclose()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
-    Gauge,
     Histogram,
     disable_created_metrics,
     generate_latest,
@@ -27,22 +27,19 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
-    """The metrics of one server. `status` and `num_leases` are called when they are read.
+    """The metrics of one server: a collector of prometheus_client. `status` and `num_leases` are read by `collect`.
 
     No metric of this process has a series `_created`, whose type would be that of a gauge.
     """
 
     def __init__(self, status: Callable[[], BackendStatus], num_leases: Callable[[], int]) -> None:
         disable_created_metrics()
-        self._registry = CollectorRegistry()
-        self._status = status
+        self._registry, self._status, self._num_leases = CollectorRegistry(), status, num_leases
         kept: dict[str, Any] = {"registry": self._registry}
         times = kept | {"buckets": _SECONDS}
         self.requests = Counter("pic_requests", "Requests, by `route` and `status`.", ["route", "status"], **kept)
         self.ttft = Histogram("pic_ttft_seconds", "Seconds from a request to its first text.", **times)
-        self.duration = Histogram(
-            "pic_request_seconds", "Seconds of requests that were answered.", buckets=_SECONDS, **kept
-        )
+        self.duration = Histogram("pic_request_seconds", "Seconds of requests that were answered.", **times)
         self._tokens = Counter(
             "pic_tokens", "Tokens, by `kind`: exact (some prefix), linked (some moved), recomputed and generated.",
             ["kind"], **kept,
@@ -54,10 +51,7 @@ class Metrics:
         self._hits = Counter(
             "pic_linked_chunks", "Linked documents, by `source`: how they were found.", ["source"], **kept
         )
-        self._registry.register(_Values(status, num_leases))
-        self._kl = Gauge(
-            "pic_divergence_nats", "KL(full, linked) in nats of the start-up check, by `policy`.", ["policy"], **kept
-        )
+        self._registry.register(self)
 
     def count_prompt(self, reuse: Reuse) -> None:
         """Count what was done with a prompt."""
@@ -73,25 +67,18 @@ class Metrics:
 
     def text(self) -> bytes:
         """All of them, as Prometheus reads them."""
-        for policy, kl in self._status().divergence.items():
-            self._kl.labels(policy).set(kl)
         text: bytes = generate_latest(self._registry)
         return text
-
-
-class _Values:
-    """What a server has at the moment, and what its parts count themselves. A collector of prometheus_client."""
-
-    def __init__(self, status: Callable[[], BackendStatus], num_leases: Callable[[], int]) -> None:
-        self._status, self._num_leases = status, num_leases
 
     def describe(self) -> list[Metric]:
         """None: nothing is read before the first reading of all."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Raises what `status` raises."""
-        status = self._status()
+        """What a server has at the moment, and what its parts count themselves. Raises what `status` raises."""
+        status, num_leases = self._status(), math.nan
+        with suppress(StoreError):  # the others are shown all the same
+            num_leases = self._num_leases()
 
         def of_pool(name: str) -> int:
             return int(getattr(status.pool, name, 0))
@@ -99,7 +86,7 @@ class _Values:
         gauges = {
             "pic_waiting_requests": ("Requests in the queue.", status.waiting),
             "pic_active_requests": ("Requests that run.", status.active),
-            "pic_leases": ("Caches that have not expired.", _read(self._num_leases)),
+            "pic_leases": ("Caches that have not expired.", num_leases),
             "pic_fell_back_to_exact": ("1 if the start-up check turned linking off.", status.problem is not None),
             "pic_pool_resident_bytes": ("Bytes of objects' KV on the device (--pool).", of_pool("resident_bytes")),
             "pic_pool_prefix_bytes": ("Bytes of earlier requests' KV on the device (--pool).", of_pool("prefix_bytes")),
@@ -118,11 +105,9 @@ class _Values:
         }
         yield from (GaugeMetricFamily(name, what, value) for name, (what, value) in gauges.items())
         yield from (CounterMetricFamily(name, what, value) for name, (what, value) in counters.items())
-
-
-def _read(value: Callable[[], float]) -> float:
-    """A value, if the store lets it be read: the others are shown all the same."""
-    try:
-        return float(value())
-    except StoreError:
-        return math.nan
+        divergence = GaugeMetricFamily(
+            "pic_divergence_nats", "KL(full, linked) in nats of the start-up check, by `policy`.", labels=["policy"]
+        )
+        for policy, kl in status.divergence.items():
+            divergence.add_metric([policy], kl)
+        yield divergence

@@ -1,15 +1,12 @@
-"""Running an application with uvicorn: connections within bounds, a word while it loads, and an end in good order."""
+"""Running an application with uvicorn: connections within bounds, and an end in good order."""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
 import gc
-import json
 import os
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -158,32 +155,6 @@ def share_arenas() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
         mallopt(_ARENA_MAX, _ARENAS)
-
-
-@contextmanager
-def loading(listener: socket) -> Iterator[None]:
-    """Answer on a socket that the server is not ready, until it is."""
-    listener.listen()
-    server = Server(_say_loading)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener.dup()]}, name="pic-loading", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        while thread.is_alive() and not server.started:  # one that ends before leaves its sockets to the collector
-            time.sleep(0.01)
-        server.should_exit = True
-        thread.join()
-
-
-async def _say_loading(scope: Any, receive: Any, send: Any) -> None:
-    body: dict[str, Any] = {"status": "loading"}
-    if scope["path"] != "/health":
-        message = "the server is loading its model; try again"
-        body = {"error": {"message": message, "type": "service_unavailable", "param": None, "code": "loading"}}
-    headers = [(b"content-type", b"application/json"), (b"retry-after", b"1"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
 
 
 def run(application: FastAPI, listener: socket, backend: Backend) -> None:

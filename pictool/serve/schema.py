@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from pictool.serve.errors import ApiError
 
 MAX_N = 16
 MAX_STOPS, MAX_STOP_BYTES = 16, 4096  # stop strings of a request, and their bytes in all
@@ -36,6 +38,20 @@ class StrictModel(BaseModel):
     """The base of everything in a request that has fields. Strict: no type is converted into another."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=(), strict=True)
+
+
+class PromptModel(StrictModel):
+    """The base of requests with a prompt. The fields `refused` would change an answer, and are not supported."""
+
+    refused: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        for name in cls.refused if isinstance(value, dict) else ():
+            if value.get(name):
+                raise ApiError(400, f"{name}: is not supported here; leave it out", param=name)
+        return value
 
 
 class CacheControl(StrictModel):
@@ -97,6 +113,7 @@ class DocumentPart(StrictModel):
     source: DocumentSource | None = None
     title: str | None = None
     context: str | None = None
+    citations: dict[str, Any] | None = None
     cache_control: CacheControl | None = None
 
 
@@ -171,7 +188,7 @@ class StreamOptions(StrictModel):
     include_usage: bool = False
 
 
-class GenerationRequest(StrictModel):
+class GenerationRequest(PromptModel):
     """What requests for answers have in common."""
 
     model: str
@@ -203,10 +220,10 @@ class ChatRequest(GenerationRequest):
 
 
 class CompletionRequest(GenerationRequest):
+    refused = ("echo", "suffix")
+
     prompt: str | Texts | Annotated[list[Token], _First] | Annotated[list[Annotated[list[Token], _First]], _First]
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    echo: bool | None = None
-    suffix: str | None = None
     best_of: int | None = None
 
 

@@ -4,45 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from pictool.errors import InputError, NoRoomError, StoreError
 from pictool.estimate.request_log import RequestLog
-from pictool.runtime.schemas import is_tried, require_schema
+from pictool.runtime.chat.schemas import is_tried, require_schema
 from pictool.serve.admission import AdmissionControl
 from pictool.serve.errors import ApiError, model_not_found, not_found
-from pictool.serve.files import MAX_TOTAL_BYTES, Files
+from pictool.serve.files import MAX_TOTAL_BYTES, Files, TextFile
 from pictool.serve.kept import KeptResponses
 from pictool.serve.metrics import Metrics
-from pictool.serve.parsed import called, parsed
-from pictool.serve.prompts.explained import summary
+from pictool.serve.parts import splitter_of
 from pictool.serve.prompts.learning import texts_of
-from pictool.serve.prompts.logged import logged
-from pictool.serve.prompts.reading import documents_of, hint_of
+from pictool.serve.prompts.reading import documents_of
 from pictool.serve.prompts.retrieving import RetrievedDocument
+from pictool.serve.records import Recorder
 from pictool.serve.schema import DocumentQuery, Documents
 from pictool.serve.tenants import OPERATOR, Keys, Tenant
-from pictool.serve.tracing import AnswerSpan
 from pictool.serve.work import (
     AnswerRequest,
     Backend,
     ChatPrompt,
     CompiledText,
-    DeltaEvent,
     Event,
-    FinishEvent,
     Linking,
     RetrievedObject,
+    Reuse,
     StartEvent,
     TemplateDocument,
 )
@@ -52,11 +47,9 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 T = TypeVar("T")
-_log = logging.getLogger("pictool.serve")
 DEFAULT_TTL_S = 3600.0
 _MAX_MARKS = 100_000  # objects of marked texts whose leases are known
 _MAX_TRIALS = 64  # schemas that wait to be tried
-_SHOWN = 32  # requests of which the operator sees what became of their prompts
 
 
 @dataclass(frozen=True)
@@ -100,14 +93,14 @@ class Service:
     ) -> None:  # fmt: skip
         self.backend, self.keys, self.settings, self.clock = backend, keys, settings, clock
         self.leases = Leases(root, clock, Share(settings.lease_bytes))
-        self._request_log, self.tracer_provider = request_log, tracer_provider
-        self.responses = KeptResponses(lambda: self.clock())
+        self.tracer_provider = tracer_provider
+        self.responses = KeptResponses(clock)
         self._marks: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()  # tenant, key: lease, its end
         self.files = Files(root, settings.file_bytes)
         self._trials = AdmissionControl(_MAX_TRIALS, most=1)
-        self.last_requests = deque[dict[str, str]](maxlen=_SHOWN)  # the newest first
         leased_keys(root)  # a damaged file, or a directory that is no store, is told at the start, not to every client
         self.metrics = Metrics(backend.status, self.leases.count)
+        self._recorder = Recorder(self.metrics, backend.model, clock, request_log, tracer_provider)
 
     def tenant(self, request: Request) -> Tenant:
         """Whose a request is, by its bearer key (or x-api-key, x-goog-api-key, ?key=, as other clients send it).
@@ -126,31 +119,14 @@ class Service:
             )  # fmt: skip
         return tenant
 
-    def is_operators(self, request: Request) -> bool:
-        """Whether a request may see what concerns all tenants: without keys any may."""
-        with suppress(ApiError):
-            return not self.keys.are_required or self.tenant(request).name == OPERATOR
-        return False
+    def is_operators(self, tenant: Tenant) -> bool:
+        """Whether a tenant may see what concerns all of them: without keys any may."""
+        return not self.keys.are_required or tenant.name == OPERATOR
 
     def require_model(self, name: str) -> None:
         """Refuse another model's name. Raises ApiError 404."""
         if name.removeprefix("models/") != self.backend.model:
             raise model_not_found(name, self.backend.model)
-
-    def find_cache(self, tenant: Tenant) -> Callable[[str], Lease | None]:
-        """Finds a tenant's caches by their ids, to be used."""
-        return lambda name: self.leases.use(name, tenant.id)
-
-    def find_file(self, tenant: Tenant) -> Callable[[str], str]:
-        """Finds the texts of a tenant's files. What it returns raises ApiError 404."""
-
-        def find(name: str) -> str:
-            found = self.files.find(tenant.id, name)
-            if found is None:
-                raise not_found(f"file {name[:80]!r}", "file_id", "file_not_found")
-            return found[1]
-
-        return find
 
     async def require_followed(self, tenant: Tenant, schemas: Iterable[tuple[str, str]]) -> None:
         """Refuse schemas that are not followed here: those of fields, as JSON.
@@ -185,25 +161,29 @@ class Service:
         return replace(chat, documents=tuple(map(TemplateDocument, objects))), found
 
     async def events(self, work: AnswerRequest, started: float) -> AsyncGenerator[Event, None]:
-        """The events of an answer, counted, with calls and reasoning apart, if they can be parsed.
+        """The events of an answer, counted, with calls and reasoning apart, if they can be told apart.
 
         `started` is when the request came, by time.perf_counter.
         """
-        events, template = self._counted(work, started), self.backend.response_template
-        if work.answer_format.keeps_special and template is not None:
-            events = parsed(events, work, template)
-        elif work.answer_format.is_call:
-            events = called(events)
-        async with aclosing(events):
-            async for event in events:
-                if isinstance(event, StartEvent) and work.ttl_s is not None:
-                    await asyncio.to_thread(self._lease, work.tenant, event.reuse.marked, work.ttl_s)
-                yield event
+        record, split = self._recorder.begin(work, started), splitter_of(work, self.backend.response_template)
+        try:
+            async with aclosing(self.backend.answer(work)) as answer:
+                async for event in answer:
+                    record.add(event)
+                    if isinstance(event, StartEvent):
+                        event = await self._linked(work, event.reuse)
+                    for part in [event] if split is None else await asyncio.to_thread(split, event):
+                        yield part
+        except BaseException as error:
+            record.end(error)
+            raise
+        record.end()
 
-    def _note(self, tenant: Tenant, parts: str) -> None:
-        at = datetime.fromtimestamp(self.clock(), UTC).strftime("%H:%M:%S")
-        self.last_requests.appendleft({"at": at, "tenant": tenant.name, "parts": parts})
-        _log.info("pic: a request of %s: %s", tenant.name, parts)
+    async def _linked(self, work: AnswerRequest, reuse: Reuse) -> StartEvent:
+        """What a client learns of its prompt, whose marked texts are leased now, if the request says so."""
+        if work.ttl_s is not None:
+            await asyncio.to_thread(self._lease, work.tenant, reuse.marked, work.ttl_s)
+        return StartEvent(replace(reuse, retrieved=work.retrieved))
 
     def _lease(self, tenant: Tenant, objects: Sequence[CompiledText], ttl_s: float) -> None:
         """Lease the objects of marked texts, or lease them for longer. One that cannot be leased may be evicted."""
@@ -221,55 +201,66 @@ class Service:
                 if len(self._marks) > _MAX_MARKS:
                     self._marks.popitem(last=False)
 
-    async def _counted(self, work: AnswerRequest, started: float) -> AsyncGenerator[Event, None]:
-        is_first, reuse, came = True, None, self.clock()
-        answer, span = self.backend.answer(work), AnswerSpan(self.tracer_provider, work, self.backend.model)
+
+@dataclass(frozen=True)
+class ApiCall:
+    """A call of a route: its request, whose it is, and when it came, by time.perf_counter."""
+
+    service: Service
+    request: Request
+    tenant: Tenant
+    started: float
+
+    def find_cache(self, name: str) -> Lease | None:
+        """A cache of the tenant, by its id, to be used."""
+        return self.service.leases.use(name, self.tenant.id)
+
+    def find_file(self, name: str) -> str:
+        """The text of a file of the tenant. Raises ApiError 404."""
+        return self.require_file(name)[1]
+
+    def require_file(self, name: str) -> tuple[TextFile, str]:
+        """A file of the tenant, and its text. Raises ApiError 404."""
+        found = self.service.files.find(self.tenant.id, name)
+        if found is None:
+            raise not_found(f"file {name[:80]!r}", "file_id", "file_not_found")
+        return found
+
+    async def unless_gone(self, answer: Awaitable[T]) -> T:
+        """Await an answer, unless the client disconnects first.
+
+        Raises:
+            ApiError: 499, which nobody reads; and whatever the answer raises.
+        """
+
+        async def gone() -> None:
+            while (await self.request.receive())["type"] != "http.disconnect":
+                pass
+
+        task, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(gone())
         try:
-            async for event in answer:
-                span.add(event)
-                if isinstance(event, StartEvent):
-                    reuse = event.reuse
-                    self.metrics.count_prompt(reuse)
-                    self._note(work.tenant, summary(reuse.parts))
-                    hint = hint_of(work.linking, texts_of(work.prompt))
-                    event = StartEvent(replace(event.reuse, hint=hint, retrieved=work.retrieved))
-                elif isinstance(event, DeltaEvent) and is_first:
-                    self.metrics.ttft.observe(time.perf_counter() - started)
-                    is_first = False
-                elif isinstance(event, FinishEvent):
-                    self.metrics.count_generated(event.num_tokens)
-                yield event
-        except BaseException as error:
-            span.end(error)
-            raise
+            await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ApiError(499, "the client closed the request")
+            return task.result()
         finally:
-            await answer.aclose()
-        span.end()
-        seconds = time.perf_counter() - started
-        self.metrics.duration.observe(seconds)
-        if self._request_log is not None and reuse is not None:
-            self._request_log.add(logged(work, reuse, came, seconds))
+            for part in (task, leaving):
+                part.cancel()
+                with suppress(asyncio.CancelledError, Exception):
+                    await part
 
 
-async def unless_gone(request: Request, answer: Awaitable[T]) -> T:
-    """Await an answer, unless its client disconnects first.
+async def service_of(request: Request) -> Service:
+    """The service of the application that a request reached."""
+    service: Service = request.app.state.service
+    return service
 
-    Raises:
-        ApiError: 499, which nobody reads; and whatever the answer raises.
-    """
 
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
+ServiceOf = Annotated[Service, Depends(service_of)]
 
-    task, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ApiError(499, "the client closed the request")
-        return task.result()
-    finally:
-        for part in (task, leaving):
-            part.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await part
+
+async def _call(request: Request, service: ServiceOf) -> ApiCall:
+    return ApiCall(service, request, service.tenant(request), time.perf_counter())
+
+
+Call = Annotated[ApiCall, Depends(_call)]  # of a route that needs a key

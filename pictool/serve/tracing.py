@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-_UNTRACED = "health,ping,metrics"
+_UNTRACED = "health,metrics"
 _LAST_S = 3.0  # for the spans that are left when a server ends
 _log = logging.getLogger("pictool.serve")
 _ADDRESSES = ("http.url", "http.target", "url.full")

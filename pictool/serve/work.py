@@ -18,7 +18,7 @@ from pictool.serve.tenants import Tenant
 
 if TYPE_CHECKING:
     from pictool.linker.policies.base import Policy
-    from pictool.linker.pool_use import PoolCounts
+    from pictool.linker.residency import PoolCounts
     from pictool.linker.spec import Spec
     from pictool.serve.prompts.retrieving import RetrievedDocument
     from pictool.serve.schema import DocumentQuery
@@ -258,7 +258,6 @@ class Reuse:
         cached: tokens that were not computed.
         source: how the documents were found: "cache", "marker", "recognised", "moved", joined by "+"; "none".
         problem: why a prompt was computed that should have been linked.
-        hint: why documents in its texts were not recognised, as far as their form tells.
         marked: the objects of its marked texts.
         notes: what is in its texts that the client may not expect.
         prefix: of the exact tokens, those that an earlier request computed after the same tokens.
@@ -274,7 +273,6 @@ class Reuse:
     cached: int = 0
     source: str = "none"
     problem: str | None = None
-    hint: str | None = None
     marked: tuple[CompiledText, ...] = field(default=(), compare=False)
     prefix: int = 0
     parts: tuple[PromptPart, ...] = field(default=(), compare=False)
@@ -298,8 +296,7 @@ class Reuse:
 
     def report(self) -> dict[str, Any]:
         """The field `pic` of a response."""
-        names = ("problem", "hint")
-        more: dict[str, Any] = {name: text for name in names if (text := getattr(self, name)) is not None}
+        more: dict[str, Any] = {} if self.problem is None else {"problem": self.problem}
         if self.notes:
             more["notes"] = list(self.notes)
         if self.retrieved:

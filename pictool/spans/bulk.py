@@ -72,16 +72,16 @@ class AnswerDigests:
         self._executor, self._contents = executor, Contents()
         self._engine_identity = cache(lambda name: engine_identity(executor.engine_of(name), executor.options.policy))
 
-    def __call__(self, asked: BulkQuery) -> str | None:
+    def __call__(self, bulk_query: BulkQuery) -> str | None:
         """None for a query that cannot be run as it is."""
         from pictool.engines.answer_file import digest_of
 
         salt = self._executor.engine_of(DEFAULT_MODEL).model.salt
-        return digest_of(lambda: self._identity(asked), salt)
+        return digest_of(lambda: self._identity(bulk_query), salt)
 
-    def _identity(self, asked: BulkQuery) -> list[Any]:
+    def _identity(self, bulk_query: BulkQuery) -> list[Any]:
         options, models, files = self._executor.options, {DEFAULT_MODEL}, list[Path]()
-        for _, node in nodes(asked.query):
+        for _, node in nodes(bulk_query.query):
             match node:
                 case Generate() | Chat() | Map():
                     models.add(node.call.model)
@@ -90,11 +90,11 @@ class AnswerDigests:
                 case Retrieve():
                     files += source_files(node.sources, options.base)
         said = [
-            options.max_new_tokens, options.top_p, options.seed, asked.line, options.codec, options.arity,
+            options.max_new_tokens, options.top_p, options.seed, bulk_query.line, options.codec, options.arity,
             asdict(options.budget), options.keeps_outputs, options.sorts_plus, options.has_rules,
         ]  # fmt: skip
         engines = [[name, self._engine_identity(name)] for name in sorted(models)]
-        return [to_json(asked.query), said, engines, [self._contents.of(path) for path in files]]
+        return [to_json(bulk_query.query), said, engines, [self._contents.of(path) for path in files]]
 
 
 def items_of(query: Query, base: Path, size: Callable[[str], int] = len) -> dict[Hashable, int]:

@@ -183,7 +183,7 @@ class Executor:
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
+class _CallRequest:
     """A call that is ready: all below it has run. `at` is its place in the query as it was written."""
 
     run: _Run
@@ -194,7 +194,7 @@ class _Asked:
     at: Path
 
 
-_Task = Task["_Asked", "CallRecord | PicError", _T]
+_Task = Task["_CallRequest", "CallRecord | PicError", _T]
 
 
 class _Run:
@@ -205,7 +205,7 @@ class _Run:
         self._seed = seed
         self.done: list[CallRecord] = []
         self._known: dict[Query, CallRecord] = {}
-        self._asked: set[Query] = set()  # calls whose answers are to come, and others wait for
+        self._awaited: set[Query] = set()  # calls whose answers are to come, and others wait for
         self._started, self._tokens = time.monotonic(), 0
 
     def task(self, on_end: Callable[[Result | QueryError], None]) -> _Task[Result | QueryError]:
@@ -312,12 +312,12 @@ class _Run:
 
     def _is_known(self, node: Query) -> bool:
         """Whether an equal call gives, or is about to give, this call's answer."""
-        return not node.varies and (node in self._known or node in self._asked)
+        return not node.varies and (node in self._known or node in self._awaited)
 
     def _ask(self, node: Generate | nodes.Chat, path: Path, at: Path, over: Query) -> _Task[Output]:
         """The output of a call over what is below it; of an equal one before, if there is one."""
         self._hooks.checkpoint()
-        while node in self._asked:
+        while node in self._awaited:
             yield ()
         if not node.varies and node in self._known:
             shared = replace(self._known[node], path=path, is_shared=True, seconds=0.0)
@@ -325,13 +325,13 @@ class _Run:
             return self._output(shared)
         with _failing(at):
             engine = self._executor.engine_of(node.call.model)
-            asked = _Asked(self, engine, over, node, path, at)
+            request = _CallRequest(self, engine, over, node, path, at)
         if not node.varies:
-            self._asked.add(node)
+            self._awaited.add(node)
         try:
-            (outcome,) = yield (asked,)
+            (outcome,) = yield (request,)
         finally:
-            self._asked.discard(node)
+            self._awaited.discard(node)
         if isinstance(outcome, PicError):
             raise outcome
         if not node.varies:
@@ -351,32 +351,32 @@ class _Run:
             not self._options.side_by_side or budget.tokens is not None or (self.keeps and budget.seconds is not None)
         )
 
-    def begin(self, asked: _Asked) -> Spec | QueryError:
-        """What the engine is asked for, or why the call cannot begin."""
-        return _tried(asked.at, partial(self._spec, asked))
+    def begin(self, request: _CallRequest) -> Spec | QueryError:
+        """What the engine is to answer, or why the call cannot begin."""
+        return _tried(request.at, partial(self._spec, request))
 
-    def answer(self, asked: _Asked) -> CallRecord | QueryError:
+    def answer(self, request: _CallRequest) -> CallRecord | QueryError:
         """Run one call."""
-        engine, started = asked.engine, time.monotonic()
-        on_text = self._hooks.on_text if asked.node is self._query else None
-        spec = self.begin(asked)
+        engine, started = request.engine, time.monotonic()
+        on_text = self._hooks.on_text if request.node is self._query else None
+        spec = self.begin(request)
         if isinstance(spec, QueryError):
             return spec
         act = partial(answer_and_keep, engine) if self.keeps else engine.answer
-        return self.record(asked, _tried(asked.at, lambda: act(spec, on_text=on_text)), started)
+        return self.record(request, _tried(request.at, lambda: act(spec, on_text=on_text)), started)
 
-    def record(self, asked: _Asked, answer: Answer | PicError, started: float) -> CallRecord | QueryError:
+    def record(self, request: _CallRequest, answer: Answer | PicError, started: float) -> CallRecord | QueryError:
         """The record of a call that ran, or why it failed. Its output's KV is kept, if an outer call can link it."""
         if isinstance(answer, PicError):
-            return answer if isinstance(answer, QueryError) else QueryError(asked.at, str(answer))
-        return _tried(asked.at, lambda: self._ended(asked, answer, started))
+            return answer if isinstance(answer, QueryError) else QueryError(request.at, str(answer))
+        return _tried(request.at, lambda: self._ended(request, answer, started))
 
-    def _ended(self, asked: _Asked, answer: Answer, started: float) -> CallRecord:
+    def _ended(self, request: _CallRequest, answer: Answer, started: float) -> CallRecord:
         self._tokens += len(answer.generated.tokens)
-        self._hooks.on_answer(asked.path, answer)
-        done = CallRecord.of(asked.path, answer)
-        if self.keeps and asked.path:
-            engine, text = asked.engine, done.text + seam_after(done.text)
+        self._hooks.on_answer(request.path, answer)
+        done = CallRecord.of(request.path, answer)
+        if self.keeps and request.path:
+            engine, text = request.engine, done.text + seam_after(done.text)
             seam = engine.model.encode(seam_after(done.text))
             key = keep_output(engine.store, answer, done.tokens, seam, text, self._options.codec)
             done = replace(done, object=key or "")
@@ -388,17 +388,17 @@ class _Run:
         self.done.append(done)
         self._hooks.on_done(done)
 
-    def _spec(self, asked: _Asked) -> Spec:
-        self._require_budget(asked.at)
+    def _spec(self, request: _CallRequest) -> Spec:
+        self._require_budget(request.at)
         if self.keeps:
-            asked.engine.require("outputs", "to link outputs as they were generated")
-        options, call = self._options, asked.node.call
-        prompt = make_prompt(asked.engine.model, asked.over)
+            request.engine.require("outputs", "to link outputs as they were generated")
+        options, call = self._options, request.node.call
+        prompt = make_prompt(request.engine.model, request.over)
         limit = call.max_tokens or options.max_new_tokens
         if options.budget.tokens is not None:
             limit = min(limit, options.budget.tokens - self._tokens)
         top_p = options.top_p if call.top_p is None else call.top_p
-        sampling = Sampling(call.temperature or 0.0, top_p, node_seed(self._seed, asked.at), call.stop)
+        sampling = Sampling(call.temperature or 0.0, top_p, node_seed(self._seed, request.at), call.stop)
         spec = Spec.raw(prompt.documents, prompt.tail, options.policy, prompt.head)
         return replace(spec, max_new_tokens=limit, sampling=sampling, codec=options.codec)
 
@@ -414,52 +414,52 @@ class _Run:
             raise QueryError(at, f"the budget of {budget.seconds:g} s is used up; allow more")
 
 
-def _perform(batch: Sequence[_Asked]) -> list[CallRecord | QueryError]:
+def _perform(batch: Sequence[_CallRequest]) -> list[CallRecord | QueryError]:
     """Run calls that are ready, of one query or of several, side by side where the engine can."""
     outcomes: dict[int, CallRecord | QueryError] = {}
-    if len(batch) == 1 or any(asked.run.is_serial for asked in batch):
+    if len(batch) == 1 or any(request.run.is_serial for request in batch):
         failed: dict[_Run, QueryError] = {}
-        for index, asked in enumerate(batch):
-            outcome = failed.get(asked.run) or asked.run.answer(asked)
+        for index, request in enumerate(batch):
+            outcome = failed.get(request.run) or request.run.answer(request)
             outcomes[index] = outcome
             if isinstance(outcome, QueryError):
-                failed[asked.run] = outcome
+                failed[request.run] = outcome
     else:
-        for engine in dict.fromkeys(asked.engine for asked in batch):
-            indices = [index for index, asked in enumerate(batch) if asked.engine is engine]
+        for engine in dict.fromkeys(request.engine for request in batch):
+            indices = [index for index, request in enumerate(batch) if request.engine is engine]
             outcomes |= zip(indices, _perform_together(engine, [batch[index] for index in indices]), strict=True)
     return [outcomes[index] for index in range(len(batch))]
 
 
-def _perform_together(engine: Engine, batch: Sequence[_Asked]) -> list[CallRecord | QueryError]:
+def _perform_together(engine: Engine, batch: Sequence[_CallRequest]) -> list[CallRecord | QueryError]:
     """Run calls on one engine. Where outputs are kept, one that fails ends those of its query that come after it."""
     started = time.monotonic()
     keeps = batch[0].run.keeps
     ended: dict[int, CallRecord | QueryError] = {}
     failed: dict[_Run, QueryError] = {}
     begun: dict[int, Spec] = {}
-    for index, asked in enumerate(batch):
-        spec = failed.get(asked.run) or asked.run.begin(asked)
+    for index, request in enumerate(batch):
+        spec = failed.get(request.run) or request.run.begin(request)
         if isinstance(spec, Spec):
             begun[index] = spec
             continue
         ended[index] = spec
         if keeps:
-            failed[asked.run] = spec
+            failed[request.run] = spec
     ready, specs = list(begun), list(begun.values())
     if not specs:
         return [ended[index] for index in range(len(batch))]
     failed = {}  # those before such a call run
     for number, answer in answer_all_and_keep(engine, specs) if keeps else engine.answer_all(specs):
-        index, asked = ready[number], batch[ready[number]]
-        outcome = failed.get(asked.run) or asked.run.record(asked, answer, started)
+        index, request = ready[number], batch[ready[number]]
+        outcome = failed.get(request.run) or request.run.record(request, answer, started)
         del answer  # its image goes back to the pool
         ended[index] = outcome
         if keeps and isinstance(outcome, QueryError):
-            failed[asked.run] = outcome
+            failed[request.run] = outcome
         if failed and all(batch[later].run in failed for later in ready[number + 1 :]):
             break
-    return [ended.get(index) or failed[asked.run] for index, asked in enumerate(batch)]
+    return [ended.get(index) or failed[request.run] for index, request in enumerate(batch)]
 
 
 @contextmanager

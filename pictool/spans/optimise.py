@@ -71,11 +71,11 @@ class OptimisedQuery:
         def count(node: Query, path: Path, is_prepared: bool) -> int:
             if path in shared:
                 return 0
-            own = _num_inputs(node)
+            own = own_calls(node)
             if isinstance(node, Generate | Chat):  # a G¹ in a monad compiles
                 own = not (is_prepared and node.call.max_tokens == 1 and not has_calls(node.input))
-            elif isinstance(node, Repeat) and node.input.varies:
-                own = node.n - 1
+            elif isinstance(node, Repeat) and not node.input.varies:
+                own = 0
             inner = is_prepared if isinstance(node, Join) else isinstance(node, Monad)
             return own + sum(count(child, path + step, inner) for step, child in node.steps())
 
@@ -148,8 +148,8 @@ def _shortened(text: str) -> str:
 
 def _lines(query: Query, path: Path, has_outputs: bool, lead: str, rest: str) -> Iterator[TreeLine]:
     yield TreeLine(lead, label(query), path)
-    count = 0 if not has_outputs else query.n if isinstance(query, Repeat) else _num_inputs(query)
-    below = [*range(count), *query.steps()]
+    count = query.n if isinstance(query, Repeat) else len(query.inputs) if isinstance(query, Map) else 0
+    below = [*range(count if has_outputs else 0), *query.steps()]
     for number, entry in enumerate(below, 1):
         own, more = ("└─ ", "   ") if number == len(below) else ("├─ ", "│  ")
         if isinstance(entry, int):
@@ -159,8 +159,16 @@ def _lines(query: Query, path: Path, has_outputs: bool, lead: str, rest: str) ->
             yield from _lines(child, path + step, has_outputs, rest + own, rest + more)
 
 
-def _num_inputs(query: Query) -> int:
-    return len(query.inputs) if isinstance(query, Map) else 0
+def own_calls(node: Query) -> int:
+    """Calls of a node itself; those of a repeat less the one that is below it."""
+    match node:
+        case Generate() | Chat():
+            return 1
+        case Repeat():
+            return node.n - 1
+        case Map():
+            return len(node.inputs)
+    return 0
 
 
 @dataclass(frozen=True)

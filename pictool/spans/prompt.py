@@ -189,11 +189,11 @@ def _chunk(model: Model, span: MessageSpan) -> Chunk:
 def _render_plain(model: Model, spans: Sequence[MessageSpan]) -> tuple[PromptText, list[PromptText], PromptText]:
     """Head, what is between the objects, and tail, of a model without a chat template."""
     *rest, last = spans
-    asked = last.messages[-1]
+    question = last.messages[-1]
     texts = [span_text(span) for span in spans]
-    if not last.is_object and asked.role == "user" and type(asked) is Message:
+    if not last.is_object and question.role == "user" and type(question) is Message:
         before = "".join(message.text for message in last.messages[:-1])
-        tail = PLAIN_QUERY.replace("{query}", asked.text)
+        tail = PLAIN_QUERY.replace("{query}", question.text)
         before += separator_between(before, model.separator, tail) if before else ""
         if not any(span.is_object for span in rest):  # a prompt without objects: the question is its tail
             return _bos(model) + model.encoder.quoted(before), [], model.encoder.quoted(tail)

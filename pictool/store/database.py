@@ -27,7 +27,7 @@ from pathlib import Path
 
 from pictool.errors import StoreError, UnwritableStoreError
 from pictool.reading import read_file
-from pictool.store.directory import may_write
+from pictool.store.directory import mark_leased, may_write
 from pictool.store.files import atomic_write, make_file
 
 DATABASE = "store.sqlite3"
@@ -103,6 +103,8 @@ def writing(root: Path, wait_s: float = WAIT_S) -> Iterator[sqlite3.Connection]:
                     _make(db)
                 old = _old_files(root)
                 _copy_old(db, old, sources, locks=True)
+                if any(path.stem == "leases" for path in old):
+                    mark_leased(root)
                 yield db
             _remove_old(old)
 

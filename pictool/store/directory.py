@@ -1,6 +1,6 @@
 """What makes a directory a store: a file that pic wrote into it. In any other directory with files nothing is changed.
 
-    .pic/pictool-store      the mark: its first line is "pictool store 1"
+    .pic/pictool-store      the mark: its first line is "pictool store 1", or 2 once it has had leases in its database
 
 A directory that is missing or empty becomes a store when something is first written to it. So does one that an earlier
 version wrote, which knew no mark: its `objects/` has nothing but objects. What holds somebody else's files is refused,
@@ -15,34 +15,24 @@ import errno
 import logging
 import os
 import re
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from pictool.errors import StoreError, UnwritableStoreError
 from pictool.reading import NotRegularError, open_regular, read_file
-from pictool.store.entries import SUFFIX
-from pictool.store.files import atomic_write, make_directory, require_no_links
+from pictool.store.files import atomic_write, is_temp, make_directory, require_no_links
+from pictool.store.scratch import SCRATCH
 
 MARK = "pictool-store"
 _FORMAT = b"pictool store "
-_TEXT = _FORMAT + b"1\nKV objects of pictool (pic), each named by its key. See docs/reference/store.md.\n"
+_TEXT = _FORMAT + b"%d\nKV objects of pictool (pic), each named by its key. See docs/reference/store.md.\n"
 _MAX_BYTES = 4096
 _SHOWN = 3  # names of other files in a message
 _DIGITS = re.compile(rb"[0-9]{20}")  # in the lock: the bytes of all objects
-# What a version without mark wrote, `check.json` apart: of another program a file may be called so, too.
-_INNER = r"(?:eval/[0-9a-f]{8}|replicas/[^/]+)"  # stores within a store
-_OBJECT = r"objects/[0-9a-f]{2}/[0-9a-f]{64}\.kvo(?:\.sig)?"
-_NAMES = re.compile(
-    rf"(?:{_INNER}/)?(?:objects(?:/[0-9a-f]{{2}})?|{_OBJECT}|tmp(?:/\.[^/]*\.[0-9a-f]{{16}}\.tmp)?|lock|pictool-store"
-    r"|pins(?:/[0-9a-f]{64})?|stats(?:/[0-9]{2})?|(?:store|index|hits|sources|folders|readings|leases)\.sqlite3(?:-journal|-wal|-shm)?)"
-    rf"|eval(?:/(?:results|questions)(?:/[0-9a-f]{{12}}\.jsonl?)?)?|replicas|{_INNER}"
-    r"|files(?:/[^/]+(?:/file-[0-9a-f]{32})?)?|\.pic-scratch-[a-z0-9_]{8}(?:/.*)?",
-    re.DOTALL,
-)
-_TABLES = {"objects", "leases", "counts", "hits", "sources", "folders", "readings"}  # of its databases
+_SHARD, _OBJECT = re.compile("[0-9a-f]{2}"), re.compile(r"[0-9a-f]{64}\.kvo(?:\.sig)?")
 _VOLUME = "lost+found"  # what a new file system has at its root
+_OURS = {MARK, "objects", "tmp", _VOLUME}
 
 _log = logging.getLogger("pictool.store")
 
@@ -67,13 +57,23 @@ def ensure_store(root: Path, outer: Path | None = None, on_adopt: Callable[[str]
             is_earlier = _is_of_earlier_version(root)
             make_directory(root, outer)
             with atomic_write(root / MARK, root / "tmp") as file:
-                file.write(_TEXT)
+                file.write(_TEXT % 1)
             if is_earlier and outer == root:
                 on_adopt(f"{root}: a store of an earlier version; {MARK} in it now says that it is one")
-        if (root / "objects").is_symlink() and (foreign := _foreign(root, "objects")):
+        if (root / "objects").is_symlink() and (foreign := _foreign_objects(root)):
             raise _refusal(root, foreign)
     except OSError as error:
         raise UnwritableStoreError(f"{root}: cannot be made ({error.strerror}); nothing was changed") from error
+
+
+def mark_leased(root: Path) -> None:
+    """Let versions up to 0.3 refuse to write this store: they would remove the objects of leases that they do not see.
+
+    Raises UnwritableStoreError.
+    """
+    if _version(root) != b"2":
+        with atomic_write(root / MARK, root / "tmp") as file:
+            file.write(_TEXT % 2)
 
 
 def make_within(root: Path, *names: str) -> Path:
@@ -117,22 +117,24 @@ def is_marked(root: Path) -> bool:
         StoreError: one of a later version.
         OSError: that cannot be told.
     """
+    version = _version(root)
+    if version not in (b"", b"1", b"2"):
+        theirs = version.decode()[:20]
+        raise StoreError(f"{root}: a store of version {theirs}, but this pic writes version 2; use a later one")
+    return version != b""
+
+
+def _version(root: Path) -> bytes:
+    """The digits of a store's mark; b"": there is none."""
     try:
         with open(open_regular(root / MARK, os.O_NOFOLLOW), "rb") as file:
             text = file.read(_MAX_BYTES)
-    except NotRegularError:
-        return False
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            return False
-        raise
+        if not isinstance(error, NotRegularError) and error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return b""
     version, _, _ = text.removeprefix(_FORMAT).partition(b"\n")
-    if not text.startswith(_FORMAT) or not version.isdigit():
-        return False
-    if version != b"1":
-        theirs = version.decode()[:20]
-        raise StoreError(f"{root}: a store of version {theirs}, but this pic writes version 1; use a later one")
-    return True
+    return version if text.startswith(_FORMAT) and version.isdigit() else b""
 
 
 def _is_of_earlier_version(root: Path) -> bool:
@@ -142,13 +144,15 @@ def _is_of_earlier_version(root: Path) -> bool:
         StoreError: it has other files.
         OSError: it cannot be read.
     """
-    is_used = _has_objects(root) and not _foreign(root, "objects")
-    foreign, names = [] if is_used else _foreign(root), _names(root)
+    foreign = set(_foreign_objects(root))
+    is_used = not foreign and _has_objects(root)
+    foreign |= {name for name in _names(root) if name not in _OURS and not SCRATCH.fullmatch(name)}
+    foreign |= {f"tmp/{name}" for name in _names(root / "tmp") if not is_temp(Path(name))}
     if is_marked(root):  # meanwhile: a store is marked before anything else is in it
         return False
-    if foreign:
-        raise _refusal(root, foreign)
-    return is_used or bool(names - {MARK, "tmp", _VOLUME})
+    if foreign and not is_used:
+        raise _refusal(root, sorted(foreign))
+    return is_used
 
 
 def _refusal(root: Path, foreign: list[str]) -> StoreError:
@@ -165,31 +169,15 @@ def _names(path: Path) -> set[str]:
     return set()
 
 
-def _foreign(root: Path, place: str = "") -> list[str]:
-    """What in a directory, or in a `place` of it, no store has. Directories of other names are not listed."""
+def _foreign_objects(root: Path) -> list[str]:
+    """What in `objects` is neither a directory of objects nor, by its name, an object or its signatures."""
     foreign = []
-    for name in sorted(_names(root / place)):
-        path, relative = root / place / name, f"{place}/{name}".lstrip("/")
-        if relative == _VOLUME or (name.endswith((SUFFIX, f"{SUFFIX}.sig")) and _NAMES.fullmatch(relative)):
-            continue  # an object, its signatures, or what is damaged in their place
-        is_linked = path.is_symlink() and relative != "objects"
-        if not _NAMES.fullmatch(relative) or is_linked or not _may_be_ours(path):
-            foreign.append(relative)
-        elif path.is_dir():
-            foreign += _foreign(root, relative)
+    for shard in sorted(_names(root / "objects") - {_VOLUME}):
+        path, place = root / "objects" / shard, f"objects/{shard}"
+        is_ours = _SHARD.fullmatch(shard) and path.is_dir() and not path.is_symlink()
+        names = sorted(name for name in _names(path) if not _OBJECT.fullmatch(name)) if is_ours else []
+        foreign += [f"{place}/{name}" for name in names] if is_ours else [place]
     return foreign
-
-
-def _may_be_ours(path: Path) -> bool:
-    """Whether a file, if it is a database by its name, has our tables and no other, or none yet."""
-    if path.suffix != ".sqlite3":
-        return True
-    with suppress(sqlite3.Error, OSError):
-        os.close(open_regular(path, os.O_NOFOLLOW))
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
-            return tables <= _TABLES
-    return False
 
 
 def _has_objects(root: Path) -> bool:

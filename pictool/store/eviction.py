@@ -10,10 +10,11 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pictool.errors import NoRoomError, StoreError
@@ -96,16 +97,7 @@ def _evict(root: Path, goal: int, excluded: Path) -> tuple[int, Tally]:
     The `excluded` object, about to be replaced, is neither counted nor removed. The caller holds the lock. Returns the
     bytes that the others take, and what was removed.
     """
-    objects = [entry for entry in entries(root) if entry.key != excluded.stem]
-    total, evicted = Tally.of(objects).num_bytes, Tally()
-    candidates = _least_recently_used(root, objects)
-    while candidates and total > goal:
-        batch = _first_batch(candidates, total - goal)
-        removed = _remove_together(batch)
-        del candidates[: len(batch)]
-        total, evicted = total - removed.num_bytes, evicted + removed
-    _reset_future_times(objects)
-    return total, evicted
+    return _remove_least(root, [entry for entry in entries(root) if entry.key != excluded.stem], goal, _remove_together)
 
 
 def shrink(root: Path, max_bytes: int | None) -> tuple[int, Tally]:
@@ -121,27 +113,34 @@ def shrink(root: Path, max_bytes: int | None) -> tuple[int, Tally]:
             _write_total(fd, total)
         if max_bytes is None or total <= max_bytes:
             break
-        candidates = _least_recently_used(root, objects)
-        while candidates and total > max_bytes:
-            batch = _first_batch(candidates, total - max_bytes)
-            removed = remove_all(root, batch)
-            del candidates[: len(batch)]
-            total, evicted = total - removed.num_bytes, evicted + removed
-        _reset_future_times(objects)
+        total, removed = _remove_least(root, objects, max_bytes, partial(remove_all, root))
+        evicted += removed
     return total, evicted
+
+
+def _remove_least(
+    root: Path, objects: list[Entry], goal: int, remove: Callable[[list[Entry]], Tally]
+) -> tuple[int, Tally]:
+    """Remove the least recently used of these objects, a batch at a time, until they take `goal` bytes at most.
+
+    Returns the bytes that are left, and what was removed.
+    """
+    total, removed = Tally.of(objects).num_bytes, Tally()
+    candidates = _least_recently_used(root, objects)
+    while candidates and total > goal:
+        batch = _first(candidates[:_BATCH], total - goal)
+        done = remove(batch)
+        del candidates[: len(batch)]
+        total, removed = total - done.num_bytes, removed + done
+    _reset_future_times(objects)
+    return total, removed
 
 
 def would_shrink(root: Path, max_bytes: int | None) -> list[Entry]:
     """What `shrink` would evict, if nobody used or wrote objects meanwhile."""
     objects = list(entries(root))
     excess = Tally.of(objects).num_bytes - (max_bytes if max_bytes is not None else sys.maxsize)
-    chosen: list[Entry] = []
-    for entry in _least_recently_used(root, objects):
-        if excess <= 0:
-            break
-        chosen.append(entry)
-        excess -= entry.num_bytes
-    return chosen
+    return _first(_least_recently_used(root, objects), excess)
 
 
 def remove_all(root: Path, objects: list[Entry]) -> Tally:
@@ -181,10 +180,10 @@ def _least_recently_used(root: Path, objects: list[Entry]) -> list[Entry]:
     return sorted((entry for entry in objects if entry.key not in pins), key=lambda entry: (entry.used_ns, entry.key))
 
 
-def _first_batch(candidates: list[Entry], excess: int) -> list[Entry]:
-    """As many as take `excess` bytes, but at most a batch."""
-    sizes = list(itertools.accumulate(entry.num_bytes for entry in candidates[:_BATCH]))
-    return candidates[: bisect.bisect_left(sizes, excess) + 1][:_BATCH]
+def _first(candidates: list[Entry], excess: int) -> list[Entry]:
+    """As many as take `excess` bytes."""
+    sizes = list(itertools.accumulate(entry.num_bytes for entry in candidates))
+    return candidates[: bisect.bisect_left(sizes, excess) + 1] if excess > 0 else []
 
 
 def _reset_future_times(objects: list[Entry]) -> None:
@@ -246,6 +245,7 @@ def pin(root: Path, key: str) -> None:
 
 def unpin(root: Path, key: str) -> None:
     """Let an object be evicted and expired again."""
+    ensure_store(root)
     try:
         require_no_links(root / "pins", root)
         (root / "pins" / key).unlink(missing_ok=True)

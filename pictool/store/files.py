@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import glob
-import hashlib
 import os
 import re
 import resource
@@ -40,7 +39,7 @@ def atomic_write(
     """Write a file that becomes visible only when complete: temp file, fsync, rename, fsync of the directory.
 
     A symbolic link stays one: the file it names is replaced. A device or pipe (/dev/null) is written directly.
-    The temp file is locked while its writer lives: an unlocked one is litter (`remove_stale_temp`). Without `durable`
+    The temp file is locked while its writer lives: an unlocked one is stale (`remove_stale_temp`). Without `durable`
     nothing waits for the disk, and a power failure may leave a file that is damaged.
 
     `temp_dir` is that of a store: the file is then in the store, where links are not followed, and has its permissions.
@@ -73,16 +72,11 @@ def atomic_write(
 @contextmanager
 def _output_file(target: Path) -> Iterator[BinaryIO]:
     """A temp file for a target outside of stores, of which no gc knows: those that killed writers left are removed."""
-    name = f"{target.name[:16]}.{_digest(target)}"
+    name = target.name[:16]
     for left in filter(is_temp, target.parent.glob(f".{glob.escape(name)}.*.tmp")):
         remove_stale_temp(left)
     with _temp_file(target.parent, name, None) as file:
         yield file
-
-
-def _digest(target: Path) -> str:
-    """What tells the temp files of targets apart whose names begin alike."""
-    return hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]
 
 
 @contextmanager

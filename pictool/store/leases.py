@@ -28,7 +28,7 @@ from typing import Any
 from pictool.errors import NoRoomError, StoreError
 from pictool.reading import open_regular
 from pictool.store.database import JOURNAL, reading, writing
-from pictool.store.directory import ensure_store, require_store
+from pictool.store.directory import ensure_store, mark_leased, require_store
 from pictool.store.entries import Entry, is_key, object_path
 
 _ID = re.compile("cache-[0-9a-f]{32}")
@@ -160,6 +160,7 @@ class Leases:
             f"cache-{secrets.token_hex(16)}", tenant, model, tuple(objects), now, expires, expires - now, name, renews
         )
         ensure_store(self._root)
+        mark_leased(self._root)
         with writing(self._root) as db:
             db.execute(_PURGE, (now, _EXPIRED_BYTES))
             self._require_share(db, lease)
@@ -248,7 +249,7 @@ class Leases:
             return int(count)
 
     def _has(self, name: str, tenant: str) -> bool:
-        """Whether there is such a lease, damaged or not; told without the store being written."""
+        """Whether there is such a lease, damaged or not, without a write to the store."""
         with reading(self._root) as db:
             return self._row(db, name, tenant) is not None
 

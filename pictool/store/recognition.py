@@ -250,7 +250,7 @@ class ContentIndex:
 class IndexThread:
     """Keeps an index up to date: reads the store when it is started, and every `interval_s` seconds.
 
-    Whatever error a reading meets is told to `warn`, once, and so is its end; the next reading comes as ever.
+    `warn` receives whatever error a reading meets, once, and its end; the next reading comes as ever.
     """
 
     def __init__(self, index: ContentIndex, interval_s: float, warn: Callable[[str], None]) -> None:
@@ -273,7 +273,7 @@ class IndexThread:
                 self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the store has been read once; False if that takes longer. Its end is then told to `warn`."""
+        """Wait until the store has been read once; False if that takes longer. `warn` then receives its end."""
         has_read = self._has_read.wait(timeout_s)
         self._is_late |= not has_read
         return has_read

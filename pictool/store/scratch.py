@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PREFIX = ".pic-scratch-"
-_NAME = re.compile(re.escape(_PREFIX) + "[a-z0-9_]{8}")  # as `mkdtemp` makes it
+SCRATCH = re.compile(re.escape(_PREFIX) + "[a-z0-9_]{8}")  # as `mkdtemp` makes it
 
 
 def nearest_directory(path: Path) -> Path:
@@ -68,7 +68,7 @@ def abandoned_scratch(parent: Path) -> list[Path]:
 
 
 def _directories(parent: Path) -> list[Path]:
-    return sorted(path for path in parent.glob(f"{_PREFIX}*") if _NAME.fullmatch(path.name))
+    return sorted(path for path in parent.glob(f"{_PREFIX}*") if SCRATCH.fullmatch(path.name))
 
 
 def _remove_unlocked(path: Path, dry_run: bool = False) -> int | None:

@@ -45,12 +45,6 @@ def sidecar_of(path: Path) -> Path:
     return path.with_name(path.name + SUFFIX)
 
 
-def default_path(name: str) -> Path:
-    """A file in the user's configuration of pictool."""
-    home = os.environ.get("XDG_CONFIG_HOME") or with_home("~/.config")
-    return Path(home, "pictool", name)
-
-
 @dataclass(frozen=True)
 class Signed:
     """What a signature is of: an object, by its key and its header's digest, or a whole file, by its digest."""
@@ -300,7 +294,10 @@ class Trust:
 
 def path_of(setting: str | None, name: str) -> Path:
     """The file that a setting names; the user's own one for none and `default`."""
-    return default_path(name) if setting in (None, "", DEFAULT) else with_home(str(setting))
+    if setting not in (None, "", DEFAULT):
+        return with_home(str(setting))
+    home = os.environ.get("XDG_CONFIG_HOME") or with_home("~/.config")
+    return Path(home, "pictool", name)
 
 
 def require_signed_file(trust: Trust | None, path: Path) -> None:

@@ -16,8 +16,9 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import IO
 
 from pictool.errors import ObjectError, RemoteError, StoreError, UnreadableObjectError
 from pictool.reading import with_home
@@ -37,12 +38,6 @@ from pictool.store.usage import Counters, UsageCounts, read_hits
 
 _log = logging.getLogger(__name__)
 _MIN_PREFIX = 4
-
-
-class Readable(Protocol):
-    """What bytes are read from, in order."""
-
-    def read(self, count: int, /) -> bytes: ...
 
 
 class Store:
@@ -69,7 +64,8 @@ class Store:
         self._is_in_use = False
         self.trust, self._own = trust, dict[str, str]()  # digests of what this process computed, by key
         admits = self.admits if self.requires_signed else None
-        destination = Destination(self.root, max_bytes, self._publish_new, self.ensure_store, admits)
+        publish = partial(self._publish, replace=False)  # what is there may have been compiled meanwhile, with a table
+        destination = Destination(self.root, max_bytes, publish, self.ensure_store, admits)
         self._fetcher = None if self.remote is None else Fetcher(self.remote, destination, on_warning)
 
     def within(self, *names: str, max_bytes: int | None = None) -> Store:
@@ -289,7 +285,7 @@ class Store:
                 os.utime(file.fileno(), ns=(used_ns, used_ns))
         return path
 
-    def insert(self, key: str, source: Readable) -> Path:
+    def insert(self, key: str, source: IO[bytes]) -> Path:
         """Copy an object's file into the store, byte by byte, once every checksum of it holds.
 
         Raises:
@@ -307,14 +303,7 @@ class Store:
                 file.require_key(key)
         return path
 
-    def _publish(self, temp: Path, target: Path) -> None:
-        self._publish_counted(temp, target, replace=True)
-
-    def _publish_new(self, temp: Path, target: Path) -> None:
-        """An object that is there already stays: it may have been compiled meanwhile, and have a table."""
-        self._publish_counted(temp, target, replace=False)
-
-    def _publish_counted(self, temp: Path, target: Path, replace: bool) -> None:
+    def _publish(self, temp: Path, target: Path, replace: bool = True) -> None:
         size = temp.stat().st_size
         evicted = eviction.publish(self.root, temp, target, self.max_bytes, replace)
         if evicted is None:

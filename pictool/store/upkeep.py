@@ -23,7 +23,7 @@ from pictool.store.database import DATABASE, reading, writing
 from pictool.store.directory import ensure_store, is_store, require_store
 from pictool.store.entries import Entry, entries, inner_directories, temp_candidates
 from pictool.store.eviction import Tally
-from pictool.store.files import make_directory, remove_stale_temp, require_no_links
+from pictool.store.files import remove_stale_temp, require_no_links
 from pictool.store.leases import leased_keys
 from pictool.store.objects.format import ObjectFile
 from pictool.store.readings import forget_readings
@@ -32,7 +32,6 @@ from pictool.store.signatures import sidecar_of
 from pictool.store.store import Store
 from pictool.store.usage import UsageCounts, read_counts
 
-QUARANTINE = "quarantine"
 _OF_OBJECTS = ("hits WHERE true", "sources WHERE true", "folders WHERE folder = ''")  # what gc forgets with an object
 Check = Callable[[ObjectFile], None]
 
@@ -41,7 +40,7 @@ Check = Callable[[ObjectFile], None]
 class GcResult:
     """What a gc removed: temp files of killed writers, and evicted objects; `num_bytes` are those of the others."""
 
-    litter: Tally
+    litter: Tally  # as `pic store gc --json` names it
     evicted: Tally
     num_bytes: int
 
@@ -55,18 +54,18 @@ def gc(store: Store, max_bytes: int | None = None) -> GcResult:
     max_bytes = store.max_bytes if max_bytes is None else max_bytes
     store.ensure_store()
     try:
-        litter = [size for root in _roots(store) for size in _collect(root, store.root)]
+        stale = [size for root in _roots(store) for size in _collect(root, store.root)]
         num_bytes, evicted = eviction.shrink(store.root, max_bytes)
     except OSError as error:
         raise _cannot_change(store, error) from error
     store.counters.add(UsageCounts(evictions=evicted.count, evicted_bytes=evicted.num_bytes))
     _forget(store)
-    return GcResult(Tally(len(litter), sum(litter)), evicted, num_bytes)
+    return GcResult(Tally(len(stale), sum(stale)), evicted, num_bytes)
 
 
 def _forget(store: Store) -> None:
     """Drop what the database has of objects that are gone, and what was read of files and not used for long."""
-    with suppress(StoreError):
+    try:
         with reading(store.root) as db:
             known = {key for rows in _OF_OBJECTS for (key,) in db.execute(f"SELECT key FROM {rows}")}
         gone = [(key,) for key in known.difference(store.keys())]
@@ -75,6 +74,8 @@ def _forget(store: Store) -> None:
                 for rows in _OF_OBJECTS:
                     db.executemany(f"DELETE FROM {rows} AND key = ?", gone)
                 forget_readings(db)
+    except StoreError as error:
+        store.on_warning(str(error))
 
 
 def would_collect(store: Store, max_bytes: int | None = None) -> tuple[list[Path], list[Entry]]:
@@ -84,11 +85,11 @@ def would_collect(store: Store, max_bytes: int | None = None) -> tuple[list[Path
         StoreError: the directory is no store.
     """
     require_store(store.root)
-    litter = list[Path]()
+    stale = list[Path]()
     for root in _roots(store):
-        litter += [path for path in _temps(root) if remove_stale_temp(path, dry_run=True) is not None]
-        litter += abandoned_scratch(root)
-    return litter, eviction.would_shrink(store.root, store.max_bytes if max_bytes is None else max_bytes)
+        stale += [path for path in _temps(root) if remove_stale_temp(path, dry_run=True) is not None]
+        stale += abandoned_scratch(root)
+    return stale, eviction.would_shrink(store.root, store.max_bytes if max_bytes is None else max_bytes)
 
 
 def _roots(store: Store) -> list[Path]:
@@ -161,14 +162,11 @@ def would_expire_older(store: Store, seconds: float) -> list[Entry]:
 
 def pin(store: Store, key: str) -> None:
     """Keep an object that is there from being evicted or expired."""
-    entry = _entry(store, key)
-    store.ensure_store()
-    eviction.pin(store.root, entry.key)
+    eviction.pin(store.root, _entry(store, key).key)
 
 
 def unpin(store: Store, key: str) -> None:
     """Let an object be evicted and expired again."""
-    store.ensure_store()
     eviction.unpin(store.root, key)
 
 
@@ -236,7 +234,7 @@ def _tally_by(sizes: Iterable[tuple[str, int]]) -> dict[str, Tally]:
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """What was read. `problems` are by key; the objects in `repaired` are gone, or have the name that is theirs.
+    """What was read. `problems` are by key; the objects in `repaired` are gone.
 
     `unsigned` are whole, but absent for links: the store requires a signature, and has none of a trusted key.
     """
@@ -253,9 +251,9 @@ def verify(
 ) -> VerifyResult:
     """Read and check every object.
 
-    `repair` removes damaged objects, so that they are compiled again when they are next needed. An object under the
-    name of another gets its own. One that cannot be read for another reason (permission, an unknown version of the
-    format) stays, and remains a problem; so does one that cannot be removed, as a directory that is not empty.
+    `repair` removes damaged objects, so that they are compiled again when they are next needed, and those under the
+    name of another. One that cannot be read for another reason (permission, an unknown version of the format) stays,
+    and remains a problem; so does one that cannot be removed, as a directory that is not empty.
 
     Args:
         check: raises ObjectError for what only somebody else can tell, as whether a text is that of its tokens.
@@ -315,11 +313,7 @@ def take_out(store: Store, key: str, check: Check | None = None) -> bool:
             if not isinstance(problem, ObjectError) or isinstance(problem, UnreadableObjectError | ForeignObjectError):
                 return False
             eviction.forget_total(fd)
-            own_key = _key_if_intact(store, key)
-            if own_key is not None and not os.path.lexists(store.path(own_key)):
-                make_directory(store.path(own_key).parent, store.root)
-                path.rename(store.path(own_key))
-            elif path.is_dir() and not path.is_symlink():
+            if path.is_dir() and not path.is_symlink():
                 path.rmdir()  # only if there is nothing in it
             else:
                 path.unlink()
@@ -327,25 +321,6 @@ def take_out(store: Store, key: str, check: Check | None = None) -> bool:
     except OSError as error:
         raise UnwritableStoreError(f"{path}: is {_what_is(path)}, and cannot be removed ({error.strerror})") from error
     return True
-
-
-def set_aside(store: Store, path: Path) -> Path:
-    """Move an object's file, in the store or on its disk, with its signatures to `quarantine/`; returns where it is.
-
-    Raises:
-        StoreError: it cannot be moved.
-    """
-    aside = store.root / QUARANTINE / path.name
-    try:
-        with eviction.locked_store(store.root) as fd:
-            eviction.forget_total(fd)
-            make_directory(aside.parent, store.root)
-            path.rename(aside)
-            with suppress(FileNotFoundError):
-                sidecar_of(path).rename(sidecar_of(aside))
-    except OSError as error:
-        raise UnwritableStoreError(f"{path}: cannot be set aside ({error.strerror}); remove it") from error
-    return aside
 
 
 def _what_is(path: Path) -> str:
@@ -362,13 +337,3 @@ def find_problem(store: Store, key: str, check: Check | None = None) -> PicError
     except PicError as error:
         return error
     return None
-
-
-def _key_if_intact(store: Store, key: str) -> str | None:
-    """The own key of the object in this file; None if it is damaged."""
-    try:
-        with ObjectFile(store.path(key)) as file:
-            file.verify()
-            return file.meta.key
-    except ObjectError:
-        return None

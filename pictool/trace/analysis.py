@@ -58,7 +58,7 @@ def analyse_trace(
         ModelError: a GGUF file.
         PicError: a damaged object, or an attention map that is too large.
     """
-    from pictool.runtime.memory.pieces import pieces_of
+    from pictool.runtime.encoder import pieces_of
     from pictool.trace.replay import replay, replay_in_full
 
     _ = model.module  # raises for a GGUF file: llama.cpp shows no keys

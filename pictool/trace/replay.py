@@ -18,7 +18,7 @@ from pictool.linker.policies.base import Deviation, Policy, Prompt, Selection
 from pictool.linker.resolve import Part
 from pictool.linker.spec import Document, Spec
 from pictool.runtime.decode import Generated
-from pictool.runtime.memory.pieces import pieces_of
+from pictool.runtime.encoder import pieces_of
 from pictool.store.codecs import codecs
 from pictool.store.store import Store
 from pictool.trace.format import Candidate, GeneratedToken, Trace, TracedChunk

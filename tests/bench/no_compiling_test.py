@@ -23,7 +23,7 @@ def _refuse_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("compiled within a link")
 
-    monkeypatch.setattr("pictool.linker.resolve.compile_chunks", refuse)
+    monkeypatch.setattr("pictool.linker.objects.compile_chunks", refuse)
 
 
 @pytest.fixture(params=[["fixup"], REPEATABLE], ids=["fixup", "all"])

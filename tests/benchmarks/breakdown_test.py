@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from pictool.bench.options import PromptOptions
 from pictool.bench.prompts import BenchPrompt, make_prompt, with_speculative
 from pictool.bench.shapes import save_speculative
 from pictool.bench.single_request import link_prompt
+from pictool.linker.fusor import Fusor
 from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.link import Linked
 from pictool.runtime.model import Model
@@ -64,7 +64,8 @@ def test_only_checked_layers_check_and_only_speccache_scores(
 
 def test_timing_changes_no_result(model: Model, policies: list[LabelledPolicy], prompt: BenchPrompt) -> None:
     for labelled in policies:
-        timed = link_prompt(model, prompt, labelled.policy, False, Stopwatch(model).stage).image.logits
+        with Stopwatch(model):
+            timed = link_prompt(model, prompt, labelled.policy, False).image.logits
         plain = link_prompt(model, prompt, labelled.policy, False).image.logits
         assert timed is not None and plain is not None and torch.equal(timed, plain)
 
@@ -73,8 +74,9 @@ def test_every_layer_is_timed_once_and_the_logits(
     model: Model, policies: list[LabelledPolicy], prompt: BenchPrompt
 ) -> None:
     for labelled in policies:
-        watch, layers = Stopwatch(model), model.geometry.layers
-        link_prompt(model, prompt, labelled.policy, False, watch.stage)
+        layers = model.geometry.layers
+        with Stopwatch(model) as watch:
+            link_prompt(model, prompt, labelled.policy, False)
         counts = {name: len(seconds) for name, seconds in watch.seconds.items()}
         checks = {"check": len(labelled.policy.check_layers(layers))} if labelled.policy.check_layers(layers) else {}
         scoring = {"scoring": 1} if labelled.policy.needs.runs_model else {}
@@ -84,14 +86,12 @@ def test_every_layer_is_timed_once_and_the_logits(
 def test_a_link_that_is_interrupted_while_it_is_timed_leaves_nothing_behind(
     model: Model, policies: list[LabelledPolicy], prompt: BenchPrompt
 ) -> None:
-    @contextmanager
-    def interrupt(name: str) -> Iterator[None]:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
-        yield
 
     before = link_prompt(model, prompt, policies[1].policy, False).image.logits
-    with pytest.raises(KeyboardInterrupt):
-        link_prompt(model, prompt, policies[1].policy, False, interrupt)
+    with pytest.raises(KeyboardInterrupt), patch.object(Fusor, "prefill_layer", interrupt), Stopwatch(model):
+        link_prompt(model, prompt, policies[1].policy, False)
     after = link_prompt(model, prompt, policies[1].policy, False).image.logits
     assert before is not None and after is not None and torch.equal(before, after)
 

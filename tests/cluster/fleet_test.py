@@ -21,7 +21,7 @@ from pictool.errors import InputError, StoreError
 from pictool.linker.grid import parse_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model, load_model
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import (

@@ -27,7 +27,7 @@ def test_a_replica_s_store_is_its_owner_s(tmp_path: Path) -> None:
     from pictool.cluster.loading import ModelSpec
     from pictool.cluster.replica import ReplicaSpec
     from pictool.linker.policies import make_policy
-    from pictool.serve.backends.torch.backend import BackendSettings
+    from pictool.serve.backends.base import BackendSettings
     from pictool.store.remote.remote import Remote
 
     before = os.umask(0o022)

@@ -253,7 +253,7 @@ def test_a_damaged_object_in_a_store_that_cannot_be_written_is_compiled_into_mem
     def stuck(*_: object) -> None:
         raise UnwritableStoreError("is damaged, and cannot be removed (Read-only file system)")
 
-    monkeypatch.setattr("pictool.linker.context.take_out", stuck)
+    monkeypatch.setattr("pictool.linker.objects.take_out", stuck)
     outcome = link("a.txt", *QUERY, "--algo", "legolink-3", "--json")
     assert without_timing(outcome.json) == without_timing(expected) and "its text is compiled again" in outcome.err
     assert {path: path.read_bytes() for path in Path(".pic").rglob("*.kvo")} == before

@@ -18,7 +18,7 @@ from pictool.core import Chunk, CompileOptions
 from pictool.runtime.prefill import rounded_anew
 from pictool.store.codecs import codecs
 from pictool.store.objects.format import ObjectFile
-from pictool.store.signatures import Signers, SigningKey, Trust, sign_object_file
+from pictool.store.signatures import Signers, SigningKey, Trust, sidecar_of, sign_object_file
 from pictool.world.generate import PageShape, write_prompt
 
 TEXTS = [f"Document {number} tells of harbour {number * 7}, where {number} ships lie." for number in range(12)]
@@ -55,7 +55,6 @@ def test_honest_objects_are_right_and_planted_ones_are_not(model: Model, store: 
     assert set(found.problems) == set(bad) and found.writers == {NOBODY: (8, 2)}
     assert all("layer 1's value" in line for line in found.problems.values())
     assert not set(bad) & set(store.keys())
-    assert {path.stem for path in (store.root / "quarantine").iterdir()} == set(bad)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -134,7 +133,7 @@ def test_the_writer_s_share_is_told(model: Model, tmp_path: Path) -> None:
         sign_object_file(signer, store.path(key))
     found = recompute(model, store, store.keys(), 1.0)
     assert found.writers == {"a": (1, 0), "b": (2, 1), NOBODY: (1, 0)} and list(found.problems) == [bad]
-    assert (store.root / "quarantine" / f"{bad}.kvo.sig").exists()
+    assert not store.path(bad).exists() and not sidecar_of(store.path(bad)).exists()
 
 
 def test_what_is_not_of_its_tokens_alone_is_skipped(model: Model, store: Store, directory: Path) -> None:

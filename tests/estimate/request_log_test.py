@@ -25,7 +25,7 @@ from pictool.estimate.request_log import Named, Request, RequestLog
 from pictool.estimate.segments import Segment
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model, wrap_model
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.store import Store
 

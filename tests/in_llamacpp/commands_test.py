@@ -12,7 +12,7 @@ from serve.live import DOCS, NAME, QUESTION, Live, serving, text_of
 
 from pictool.engines.llamacpp.model import open_gguf
 from pictool.linker.grid import parse_policy
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.store.store import Store
 
 RESIDENTS = {"Lina": "Rudin", "Pelus": "Bivette"}

@@ -32,7 +32,7 @@ from pictool.compiler.chunking import make_chunk
 from pictool.linker.grid import parse_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import load_model
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.tenants import Keys, Tenant, read_keys
 from pictool.store.store import Store
 

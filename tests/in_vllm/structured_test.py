@@ -18,7 +18,7 @@ from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_
 from xgrammar.testing import _is_grammar_accept_string
 
 from pictool.errors import InputError
-from pictool.runtime.schemas import grammar_of
+from pictool.runtime.chat.schemas import grammar_of
 
 BYTES = LLTokenizer("byte")
 IS_0_31 = vllm.__version__.startswith("0.31.")

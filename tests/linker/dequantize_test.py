@@ -14,7 +14,7 @@ from pictool.api import compile, link
 from pictool.core import Geometry, Layout
 from pictool.errors import ObjectError
 from pictool.linker.dequantize import is_quantized, read_quantized
-from pictool.linker.loader import Loader, PlacedObject
+from pictool.linker.loader import Loader, Loads, PlacedObject
 from pictool.linker.policies import make_policy
 from pictool.runtime.memory.image import Image
 from pictool.runtime.tensors import from_bytes, to_bytes
@@ -47,7 +47,7 @@ def test_the_loader_places_what_the_object_holds(store: Store, codec: str) -> No
     model, (chunk,) = subject("llama").model, make_chunks((29,))
     (done,) = compile(model, store, [chunk], codec=codec)
     image = Image(model.stack, Layout.of([], [chunk.tokens], [5]))
-    with Loader(image, [PlacedObject(ObjectFile(done.path), 0)]) as loader, ObjectFile(done.path) as file:
+    with Loader(Loads(image, [PlacedObject(ObjectFile(done.path), 0)])) as loader, ObjectFile(done.path) as file:
         for layer in range(model.stack.num_layers):
             loader.synchronize(layer)
             value = from_bytes(file.layer(layer)[1], torch.float32, file.meta.shape.dims)

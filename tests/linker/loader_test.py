@@ -16,7 +16,7 @@ from pictool.api import compile, link
 from pictool.compiler.compile import Compiled
 from pictool.core import Layout
 from pictool.errors import ObjectError, StoreError
-from pictool.linker.loader import PREFETCHED_LAYERS, Loader, PlacedObject
+from pictool.linker.loader import PREFETCHED_LAYERS, Loader, Loads, PlacedObject
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Needs, Policy, Prompt, Selection, no_rows
 from pictool.runtime.memory.image import Image
@@ -63,7 +63,7 @@ def loader(store: Store, spy: Spy) -> Iterator[Loader]:
     model, (chunk,) = subject("llama").model, make_chunks((29,))
     (done,) = compile(model, store, [chunk])
     image = Image(model.stack, Layout.of([], [chunk.tokens], [5]))
-    with Loader(image, [PlacedObject(ObjectFile(done.path), 0)], overlaps=True) as loader:
+    with Loader(Loads(image, [PlacedObject(ObjectFile(done.path), 0)]), overlaps=True) as loader:
         yield loader
 
 

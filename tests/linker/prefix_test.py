@@ -295,7 +295,7 @@ def test_few_open_files(llama: Subject, store: Store, monkeypatch: pytest.Monkey
     """A chain longer than the files that may be open is reused as far as these go."""
     chunks = make_chunks((29,))
     run(llama, store, BY_FOUR, chunks)
-    monkeypatch.setattr("pictool.linker.context.allow_open_files", lambda count: min(count, 5))
+    monkeypatch.setattr("pictool.linker.chains.allow_open_files", lambda count: min(count, 5))
     assert computed(run(llama, store, BY_FOUR, chunks)) == 29 + len(llama.model.encode(PromptText(HEAD))) - 20
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import emulated
 import numpy as np
@@ -17,13 +16,14 @@ from subjects import LENGTH_DEPENDENT, Subject, default_policy, make_chunks, sub
 
 from pictool.compiler.compile import compile_chunks
 from pictool.core import CompileOptions, Layout
-from pictool.linker.link import Linked, keep_prefix, link
+from pictool.linker.fusor import Fusor
+from pictool.linker.link import Linked, link
 from pictool.linker.plan import make_plan, plan_without_objects
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
+from pictool.linker.pooled import keep_prefix
 from pictool.linker.prefixes import BLOCK, BlockChain, LinkedSpan
-from pictool.linker.residency import ResidentObjects
-from pictool.linker.slots import slots_of
+from pictool.linker.residency import ResidentObjects, slots_of
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import generate_steps
 from pictool.runtime.memory.image import GROWTH, Image
@@ -47,11 +47,11 @@ def drawn(rng: random.Random, count: int) -> list[int]:
 
 def ask(
     model: Model, store: Store, tokens: list[int], pool: ResidentObjects | None, policy: Policy = FULL,
-    matches: tuple[Match, ...] = (), prefixes: bool = True,
+    matches: tuple[Match, ...] = (), is_fresh: bool = False,
 ) -> Linked:  # fmt: skip
     ids = np.asarray(tokens, dtype=np.int32)
     plan = make_plan(policy, ids, matches) if matches else plan_without_objects(policy, ids)
-    return link(model, store, Spec.planned(plan), residents=pool, prefixes=prefixes)
+    return link(model, store, replace(Spec.planned(plan), is_fresh=is_fresh), residents=pool)
 
 
 def prefix_of(linked: Linked) -> int:
@@ -205,9 +205,9 @@ def test_salts_share_no_block(store: Store) -> None:
 def test_a_fresh_request_neither_reuses_nor_leaves_anything(store: Store) -> None:
     model, tokens = subject("llama").model, drawn(random.Random(3), 100)
     pool = pool_of(model, 2 * (100 + GROWTH))
-    assert prefix_of(ask(model, store, tokens, pool, prefixes=False)) == 0
+    assert prefix_of(ask(model, store, tokens, pool, is_fresh=True)) == 0
     assert prefix_of(ask(model, store, tokens, pool)) == 0
-    assert prefix_of(ask(model, store, tokens, pool, prefixes=False)) == 0
+    assert prefix_of(ask(model, store, tokens, pool, is_fresh=True)) == 0
 
 
 def compiled(model: Model, store: Store, length: int) -> Match:
@@ -316,21 +316,22 @@ def test_documents_and_prefixes_are_evicted_in_one_order(store: Store) -> None:
     assert 0 < pool.counts.prefix_bytes <= pool.num_slots * slot_bytes(model)
 
 
-def test_a_link_that_is_cancelled_leaves_no_half_computed_block(store: Store) -> None:
+def test_a_link_that_is_cancelled_leaves_no_half_computed_block(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokens = subject("llama").model, drawn(random.Random(3), 100)
-    pool, calls = pool_of(model, 2 * (100 + GROWTH)), iter(range(100))
+    pool, calls, whole = pool_of(model, 2 * (100 + GROWTH)), iter(range(100)), Fusor.prefill_layer
 
     class Gone(Exception):
         pass
 
-    def stage(name: str) -> AbstractContextManager[None]:
-        if name == "layer" and next(calls) == 1:
+    def prefill_layer(self: Fusor, layer: int) -> None:
+        if next(calls) == 1:
             raise Gone
-        return nullcontext()
+        whole(self, layer)
 
     plan = plan_without_objects(FULL, np.asarray(tokens, dtype=np.int32))
-    with pytest.raises(Gone):
-        link(model, store, Spec.planned(plan), residents=pool, stage=stage)
+    with monkeypatch.context() as patched, pytest.raises(Gone):
+        patched.setattr(Fusor, "prefill_layer", prefill_layer)
+        link(model, store, Spec.planned(plan), residents=pool)
     assert slots_used(pool) == 0
     assert prefix_of(ask(model, store, tokens, pool)) == 0
 
@@ -407,7 +408,7 @@ def test_blocks_from_host_memory_are_bit_for_bit_those_that_were_evicted(
         assert prefix_of(again) == 384 and pool.counts.restored_bytes == 384 * slot_bytes(model)
         for layer in range(3):
             assert all(map(torch.equal, blocks(again.image, layer), expected[layer]))
-        keep_prefix(model, again, pool)
+        keep_prefix(model, again.image, pool)
     on_disk = ask(model, store, tokens, pool_of(model, 500 + GROWTH, kept=kept))
     assert on_disk.prefix is not None and on_disk.prefix.restored == (0, 384)
     torch.testing.assert_close(on_disk.image.logits, again.image.logits, atol=1e-4, rtol=0)

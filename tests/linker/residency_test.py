@@ -20,9 +20,7 @@ from pictool.linker.batch import link_batches
 from pictool.linker.link import Linked, link
 from pictool.linker.policies import make_policy, policies
 from pictool.linker.policies.base import Policy
-from pictool.linker.pool_use import PoolUse
-from pictool.linker.residency import ResidentObjects
-from pictool.linker.slots import first_gap
+from pictool.linker.residency import PoolUse, ResidentObjects, first_gap
 from pictool.linker.spec import Spec
 from pictool.runtime.decode import generate
 from pictool.runtime.memory.image import GROWTH

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import tiny
+from subjects import subject
 
 import pictool
 from pictool.compiler.compile import CODEC
@@ -88,7 +89,9 @@ def test_documents_are_compiled_as_the_policy_needs(name: str) -> None:
 
 
 def test_the_head_is_always_kept_without_loss() -> None:
-    assert Spec(codec="int8").head_object == CompileOptions() and Spec(codec="zstd").head_object.codec == "zstd"
+    model = subject("llama").model
+    assert Spec(codec="int8").head_object_for(model) == CompileOptions()
+    assert Spec(codec="zstd").head_object_for(model).codec == "zstd"
 
 
 def test_a_set_of_policies_needs_each_kind_of_object_once_those_with_tables_first() -> None:

@@ -19,8 +19,8 @@ from pictool.linker.policies import make_policy
 from pictool.runtime.activations import attention_of_rows, hidden_norms
 from pictool.runtime.attention import Run
 from pictool.runtime.decode import generate
-from pictool.runtime.memory.caches import PassThroughCache, ReadOnlyCache
-from pictool.runtime.memory.image import Image
+from pictool.runtime.memory.caches import PassThroughCache
+from pictool.runtime.memory.image import Image, ReadOnlyCache
 from pictool.runtime.model import wrap_model
 from pictool.store.store import Store
 

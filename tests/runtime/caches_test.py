@@ -13,15 +13,13 @@ from pictool.runtime.attention import Rows, Run
 from pictool.runtime.memory.caches import (
     CapturingCache,
     GrowingCache,
-    ImageCache,
     LayerKV,
     PassThroughCache,
     PrefixedCache,
     Projected,
     ProjectionCache,
-    ReadOnlyCache,
 )
-from pictool.runtime.memory.image import Image
+from pictool.runtime.memory.image import Image, ImageCache, ReadOnlyCache
 from pictool.runtime.model import wrap_model
 from pictool.runtime.rope import tables_at
 from pictool.runtime.stack import LayerStack

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pictool.core import PromptText
-from pictool.runtime.memory.pieces import pieces_of
+from pictool.runtime.encoder import pieces_of
 from pictool.runtime.model import load_model
 
 

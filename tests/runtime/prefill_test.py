@@ -15,7 +15,7 @@ from torch import Tensor
 from pictool.runtime import prefill
 from pictool.runtime.memory import image
 from pictool.runtime.model import wrap_model
-from pictool.runtime.prefill import plan_packs, prefill_chunks
+from pictool.runtime.prefill import plan_packs
 from pictool.runtime.stack import LayerStack
 
 
@@ -44,7 +44,7 @@ def test_packed_equals_one_by_one(architecture: str, sinks: tuple[int, ...], len
     model = wrap_model(tiny.random_module(tiny.CONFIGS[architecture]()), tiny.tokenizer())
     chunks, all_lengths = random_tokens(lengths), [len(sinks) + length for length in lengths]
     assert len(plan_packs(all_lengths, 512)) == 1
-    together, alone = dict(prefill_chunks(model, chunks, sinks)), dict(prefill_chunks(model, chunks, sinks, alone=True))
+    together, alone = dict(model.prefill(chunks, sinks)), dict(model.prefill(chunks, sinks, alone=True))
     for index, length in enumerate(lengths):
         for pair, own in zip(together[index], alone[index], strict=True):
             for tensor, want in zip(pair, own, strict=True):
@@ -56,7 +56,7 @@ def test_packed_equals_one_by_one(architecture: str, sinks: tuple[int, ...], len
 def test_a_long_chunk_is_computed_some_rows_at_a_time(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that no layer of it keeps others waiting; by the same numbers but for the order of sums."""
     model, chunks = wrap_model(tiny.random_module(tiny.CONFIGS[architecture]()), tiny.tokenizer()), random_tokens([90])
-    ((_, whole),), most, layer = prefill_chunks(model, chunks, (0, 0)), 0, LayerStack.layer
+    ((_, whole),), most, layer = model.prefill(chunks, (0, 0)), 0, LayerStack.layer
 
     def counted(stack: LayerStack, index: int, hidden: Tensor, *rest: Any) -> Tensor:
         nonlocal most
@@ -66,7 +66,7 @@ def test_a_long_chunk_is_computed_some_rows_at_a_time(architecture: str, monkeyp
     monkeypatch.setattr(LayerStack, "layer", counted)
     monkeypatch.setattr(prefill, "_PACK_TOKENS", 16)
     monkeypatch.setattr(image, "_AT_ONCE", 16)
-    ((_, parts),) = prefill_chunks(model, chunks, (0, 0))
+    ((_, parts),) = model.prefill(chunks, (0, 0))
     assert most == 16
     for pair, own in zip(parts, whole, strict=True):
         for tensor, want in zip(pair, own, strict=True):
@@ -77,7 +77,7 @@ def test_of_the_last_layer_nothing_but_k_and_v_is_computed() -> None:
     model, seen = wrap_model(tiny.random_module(tiny.CONFIGS["llama"]()), tiny.tokenizer()), list[int]()
     for index, layer in enumerate(model.module.model.layers):
         layer.mlp.register_forward_pre_hook(lambda *_, index=index: seen.append(index))
-    ((_, layers),) = prefill_chunks(model, random_tokens([30]))
+    ((_, layers),) = model.prefill(random_tokens([30]))
     assert seen == [0, 1] and len(layers) == 3
 
 
@@ -86,8 +86,8 @@ def test_no_chunk_of_a_pack_sees_another() -> None:
     model = wrap_model(tiny.random_module(tiny.CONFIGS["llama"]()), tiny.tokenizer())
     first, second, third, other = random_tokens([30, 20, 20, 20])
     before, after = (
-        dict(prefill_chunks(model, [first, second, third])),
-        dict(prefill_chunks(model, [first, other, third])),
+        dict(model.prefill([first, second, third])),
+        dict(model.prefill([first, other, third])),
     )
     for index in (0, 2):
         for pair, again in zip(before[index], after[index], strict=True):
@@ -103,7 +103,7 @@ def test_values_are_those_of_transformers(architecture: str, sinks: tuple[int, .
     (chunk,) = random_tokens([30])
     expected = reference.isolated(reference.eager(module), chunk, len(sinks), sinks)
     model = wrap_model(module, tiny.tokenizer())
-    ((_, layers),) = prefill_chunks(model, [chunk], sinks)
+    ((_, layers),) = model.prefill([chunk], sinks)
     for pair, own in zip(layers, expected, strict=True):
         value, value1 = (model.stack.by_rotation(*parts)[1] for parts in (pair, own))
         torch.testing.assert_close(value, value1[0], atol=1e-5, rtol=1e-5)
@@ -113,7 +113,7 @@ def test_values_are_those_of_transformers(architecture: str, sinks: tuple[int, .
 def test_keys_are_kept_before_rotation(architecture: str) -> None:
     """Layer 0's un-rotated key of a token is the same wherever the token stands."""
     model = wrap_model(tiny.random_module(tiny.CONFIGS[architecture]()), tiny.tokenizer())
-    ((_, layers),) = prefill_chunks(model, [[7, 50, 7, 90, 7]])
+    ((_, layers),) = model.prefill([[7, 50, 7, 90, 7]])
     key = layers[0][0]
     torch.testing.assert_close(key[:, 0], key[:, 2])
     torch.testing.assert_close(key[:, 0], key[:, 4])

@@ -22,7 +22,6 @@ from pictool.linker.policies import make_policy
 from pictool.runtime import attention, products
 from pictool.runtime.memory.user_cache import cache_dir
 from pictool.runtime.model import wrap_model
-from pictool.runtime.prefill import prefill_chunks
 from pictool.runtime.products import OneDnnLinear
 from pictool.store.store import Store
 
@@ -76,7 +75,7 @@ def test_keys_of_a_chunk_that_is_compiled_are_made_contiguous() -> None:
     with only_onednn():
         model = wrap_model(tiny.random_module(tiny.CONFIGS["gemma2"]()), tiny.tokenizer())
         with WeightsSeen() as seen:
-            list(prefill_chunks(model, [list(range(3, 40)), [5, 6, 7]]))
+            list(model.prefill([list(range(3, 40)), [5, 6, 7]]))
     assert len(seen.contiguous) > 20 and all(seen.contiguous)
 
 

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, TorchAoConfig
 
 from pictool.errors import ModelError
 from pictool.linker.policies import make_policy
-from pictool.runtime import quantized
+from pictool.runtime import checkpoint
 from pictool.runtime.model import load_model
 from pictool.store.store import Store
 
@@ -229,7 +229,7 @@ def decoded_torchao(path: Path) -> dict[str, torch.Tensor]:
     return decoded
 
 
-@pytest.mark.parametrize("kind", quantized._OF_TORCHAO)
+@pytest.mark.parametrize("kind", checkpoint._OF_TORCHAO)
 def test_torchao_is_dequantized_to_the_numbers_that_its_codes_stand_for(
     kind: str, tmp_path: Path, store: Store
 ) -> None:

@@ -16,7 +16,8 @@ from pictool.core import Sampling
 from pictool.core import Text as TextDocument
 from pictool.linker.grid import parse_policy
 from pictool.linker.spec import Spec
-from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
+from pictool.serve.backends.base import BackendSettings
+from pictool.serve.backends.torch.backend import TorchBackend
 from pictool.serve.backends.torch.engine_thread import EngineTask
 from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant

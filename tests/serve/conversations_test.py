@@ -22,7 +22,8 @@ from pictool.linker.grid import parse_policy
 from pictool.runtime.memory.image import GROWTH
 from pictool.runtime.memory.pool import slot_bytes
 from pictool.runtime.model import Model, wrap_model
-from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
+from pictool.serve.backends.base import BackendSettings
+from pictool.serve.backends.torch.backend import TorchBackend
 from pictool.serve.start import start_backend
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.objects.format import ObjectFile

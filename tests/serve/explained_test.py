@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,18 +105,11 @@ def test_tokens_are_counted_by_reason(live: Live) -> None:
     assert math.isclose(sum(found.values()), total) and {state for _, state in found} == {"linked", "computed"}
 
 
-def test_the_operator_alone_sees_the_last_requests(tmp_path: Path) -> None:
-    keys = Keys({"key-a": Tenant("a", "salt of a"), "key-o": Tenant("operator", "salt of o")})
-    with serving(tiny_model(), Store(tmp_path), keys, key="key-a") as live:
-        for content in (marked(DOCS[0]), QUESTION):
-            total = live.chat(content, pic={"policy": "legolink-4"})["usage"]["prompt_tokens"]
-        operator = {"Authorization": "Bearer key-o"}
-        last, first = live.ok("GET", "/health", headers=operator)["last_requests"]
-        assert last["tenant"] == "a" and last["parts"] in (
-            f"{total} computed (no_object)",
-            f"{total} computed (too_short)",
-        )
-        sizes, whats = zip(*(part.split(" ", 1) for part in first["parts"].split(", ")), strict=True)
-        assert sorted(map(int, sizes), reverse=True) == [*map(int, sizes)] and whats[0] == "linked (marker)"
-        for headers in ({}, {"Authorization": "Bearer nobody's"}):
-            assert "last_requests" not in live.ok("GET", "/health", headers=headers)
+def test_a_line_of_the_log_tells_what_became_of_a_prompt(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+    """Its parts, the largest first."""
+    with caplog.at_level(logging.INFO, "pictool.serve"):
+        total = live.chat(marked(DOCS[1]), pic={"policy": "legolink-4"})["usage"]["prompt_tokens"]
+    (line,) = [record.getMessage() for record in caplog.records if "a request of default" in record.getMessage()]
+    sizes, whats = zip(*(part.split(" ", 1) for part in line.rpartition(": ")[2].split(", ")), strict=True)
+    assert sorted(map(int, sizes), reverse=True) == [*map(int, sizes)] and sum(map(int, sizes)) == total
+    assert whats[0] == "linked (marker)"

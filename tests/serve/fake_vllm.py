@@ -23,8 +23,8 @@ from pictool.linker.link import link
 from pictool.linker.plan import LinkPlan, make_plan, plan_without_objects
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
+from pictool.runtime.chat.grammar import compiled
 from pictool.runtime.decode import generate_steps
-from pictool.runtime.grammar import compiled
 from pictool.runtime.model import Model
 from pictool.serve.running import Server
 from pictool.store.matches import NamedObject, locate

@@ -23,14 +23,13 @@ from pictool.linker.spec import Spec
 from pictool.reading import require_shape
 from pictool.runtime.model import Model
 from pictool.serve import app, bodies, running
-from pictool.serve.admission import AdmissionControl, held
-from pictool.serve.answers import AnswerCollector, Form, PartialAnswer
-from pictool.serve.app import Gate
+from pictool.serve.answers import AnswerCollector, EventStream, PartialAnswer
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.backends.query import MAX_CALLS
-from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.errors import ApiError
-from pictool.serve.routes.openai import EventStream
-from pictool.serve.running import loading, run
+from pictool.serve.routes.openai import ChatForm, CompletionForm
+from pictool.serve.running import run
+from pictool.serve.schema import ChatMessage, ChatRequest, CompletionRequest
 from pictool.serve.start import start_backend
 from pictool.serve.tenants import Keys, Tenant
 from pictool.spans.reading import MAX_NODES
@@ -299,19 +298,6 @@ def free_listener() -> socket.socket:
     return listener
 
 
-def test_a_server_says_that_it_loads() -> None:
-    with free_listener() as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with loading(listener):
-            response = httpx.get(f"{url}/health", timeout=60)
-            assert response.status_code == 503 and response.json() == {"status": "loading"}
-            response = httpx.post(url + CHAT, json={}, timeout=60)
-            assert response.status_code == 503 and response.json()["error"]["code"] == "loading"
-            assert response.headers["Retry-After"]
-        with socket.create_connection(listener.getsockname(), 60):
-            assert listener.accept(), "it still listens"
-
-
 class Ending:
     """A backend whose engine ends, or whose answers do once it is closed."""
 
@@ -433,31 +419,6 @@ def test_a_client_that_reads_slowly_is_waited_for() -> None:
     assert buffer.is_aborted and not buffer.later
 
 
-def test_a_place_is_not_held_for_a_client_that_does_not_read(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the gate before all routes, whoever's connections they are."""
-    monkeypatch.setattr(app, "UNREAD_S", 0.05)
-    source = Endless()
-
-    async def run() -> int:
-        admission = AdmissionControl(4, 1)
-        place = await admission.take("a")
-
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
-            with held(place):
-                await EventStream(source.events())(scope, receive, send)
-
-        async def stuck(message: Any) -> None:
-            if message["type"] == "http.response.body":
-                await asyncio.Event().wait()
-
-        scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b"", "app": FastAPI()}
-        await Gate(answer, live.service)(scope, asyncio.Event().wait, stuck)  # type: ignore[arg-type]
-        return admission.num_active
-
-    assert asyncio.run(asyncio.wait_for(run(), 60)) == 0
-    assert source.is_over.is_set() and source.num_bytes == 1 << 14
-
-
 def test_an_engine_that_ends_ends_the_server(model: Model, tmp_path: Path) -> None:
     with serving(model, Store(tmp_path / "store")) as live:
         assert asyncio.run(live.backend.lives())
@@ -477,12 +438,13 @@ def test_a_text_may_end_in_blank_lines(live: Live) -> None:
 
 
 def test_logprobs_of_an_empty_answer_are_an_empty_list() -> None:
-    for is_chat, field in ((True, "content"), (False, "tokens")):
-        for has_logprobs in (True, False):
-            whole = Form("x", NAME, is_chat, has_logprobs).whole(
-                [AnswerCollector(answers={0: PartialAnswer(reason="stop")})]
-            )
-            logprobs = whole["choices"][0]["logprobs"]
+    chats = [ChatRequest(model=NAME, messages=[ChatMessage(role="user")], logprobs=has) for has in (True, None)]
+    completions = [CompletionRequest(model=NAME, prompt="", logprobs=num) for num in (0, None)]
+    forms: Any = [ChatForm(NAME, body) for body in chats], [CompletionForm(NAME, body, 1) for body in completions]
+    for field, pair in zip(("content", "tokens"), forms, strict=True):
+        for has_logprobs, form in zip((True, False), pair, strict=True):
+            form.collected = [AnswerCollector(answers={0: PartialAnswer(reason="stop")})]
+            logprobs = form.whole()["choices"][0]["logprobs"]
             assert logprobs[field] == [] if has_logprobs else logprobs is None
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pictool.errors import StoreError
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.prompts.learning import Repeats, paragraphs
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.store import Store

@@ -19,7 +19,8 @@ from pictool.estimate.request_log import RequestLog
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model, wrap_model
 from pictool.serve.app import make_app
-from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
+from pictool.serve.backends.base import BackendSettings
+from pictool.serve.backends.torch.backend import TorchBackend
 from pictool.serve.running import Server
 from pictool.serve.service import Service, ServiceSettings
 from pictool.serve.tenants import Keys, Tenant

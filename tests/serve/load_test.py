@@ -17,7 +17,7 @@ import pytest
 
 from pictool.linker.grid import parse_policy
 from pictool.runtime.decode import Step, generate_steps
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.store import Store
 from serve.live import DOCS, NAME, Live, counts, serving, text_of, tiny_model, until, until_async

@@ -15,7 +15,7 @@ from pictool.api import compile
 from pictool.core import Chunk, PromptText
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model, wrap_model
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.errors import ApiError
 from pictool.serve.prompts.layout import lay_out, pieces_of
 from pictool.serve.work import ChatPrompt, ObjectReference, PlainText, RawPrompt, TokenizedText, Turn

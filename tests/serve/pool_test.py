@@ -17,7 +17,8 @@ from pictool.linker.grid import parse_policy
 from pictool.runtime.memory.image import GROWTH
 from pictool.runtime.memory.pool import slot_bytes
 from pictool.runtime.model import Model
-from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
+from pictool.serve.backends.base import BackendSettings
+from pictool.serve.backends.torch.backend import TorchBackend
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.store import Store
 from serve.live import DOCS, Live, serving, text_of

@@ -18,8 +18,8 @@ from pictool.engines.torch import TorchEngine
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model
 from pictool.serve.backends import query as served
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.backends.query import STEP_NODES
-from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.backends.torch.engine_thread import EngineTask, TaskCancelled
 from pictool.serve.routes import query as query_routes
 from pictool.serve.tenants import Keys, Tenant

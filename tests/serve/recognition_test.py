@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,7 @@ from pictool.core import Sampling
 from pictool.errors import InputError
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.backends.torch.engine_thread import EngineTask
 from pictool.serve.check import check_linking
 from pictool.serve.start import start_backend
@@ -58,27 +56,6 @@ def test_a_document_is_found_whatever_surrounds_it(known: Live, form: str, is_st
 def test_a_changed_document_is_not_found(known: Live) -> None:
     for text in (DOCS[1].replace("3.14", "3.15"), DOCS[1][:40], DOCS[1].upper()):
         assert known.chat(text + "\n\n" + QUESTION)["pic"]["source"] == "none"
-
-
-def _quoted(text: str) -> str:
-    return "".join(f"> {line}\n" for line in text.splitlines())
-
-
-@pytest.mark.parametrize(
-    ("content", "word"),
-    [(json.dumps([f'{DOCS[1]}\n"{DOCS[2]}"']), "JSON"), (_quoted(f"{DOCS[1]}\n{DOCS[2]}"), "Markdown"),
-     (json.dumps([1, 2]), None), (f"- {DOCS[1]} -> 5 > 4\n> so", None)],
-)  # fmt: skip
-def test_why_documents_of_another_form_are_not_recognised_is_said(known: Live, content: str, word: str | None) -> None:
-    messages = [{"role": "user", "content": content}, {"role": "user", "content": QUESTION}]
-
-    def report(**more: Any) -> Any:
-        body = {"model": NAME, "temperature": 0, "max_tokens": 1, "messages": messages}
-        return known.ok("POST", "/v1/chat/completions", json=body | more)["pic"]
-
-    hint = report().get("hint")
-    assert hint is None if word is None else f"is {word}" in hint.replace("quoted by ", "")
-    assert "hint" not in report(pic=False)
 
 
 def test_the_longest_documents_are_taken_and_many_are(known: Live) -> None:

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import response_schema_conformance, statu
 
 from pictool.linker.grid import parse_policy
 from pictool.serve.app import make_app
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.service import Service
 from pictool.serve.tenants import Keys, Tenant
 from pictool.serve.work import AnswerRequest, Backend, BackendStatus, ChatPrompt, CompiledText, Event

@@ -20,9 +20,8 @@ from pictool.engines.vllm.client.offline import link_params
 from pictool.engines.vllm.request import FIELD
 from pictool.eval.cases import SpecOptions, group_cases
 from pictool.eval.datasets.base import Case
-from pictool.linker.link import lay_out, lay_out_spec
 from pictool.linker.policies import make_policy
-from pictool.linker.resolve import resolve_prompt
+from pictool.linker.resolve import lay_out, lay_out_spec, resolve_prompt
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
 from pictool.serve.prompts import layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import anthropic
@@ -17,13 +17,12 @@ import torch
 from accept_sets import CASES, REFUSED, Case, Schema
 from hypothesis import HealthCheck, given, settings
 
-import pictool.runtime.grammar as grammar_module
+import pictool.runtime.chat.grammar as grammar_module
 import pictool.serve.service as service_module
 from pictool.core import AnswerFormat
 from pictool.errors import InputError
-from pictool.runtime.grammar import Grammar
-from pictool.runtime.model import Model
-from pictool.runtime.schemas import (
+from pictool.runtime.chat.grammar import Grammar
+from pictool.runtime.chat.schemas import (
     MAX_DEPTH,
     MAX_PATTERN_CHARS,
     MAX_PATTERNS,
@@ -31,11 +30,12 @@ from pictool.runtime.schemas import (
     grammar_of,
     require_schema,
 )
+from pictool.runtime.model import Model
 from pictool.serve.errors import ApiError
-from pictool.serve.parsed import called
+from pictool.serve.parts import splitter_of
 from pictool.serve.service import Service
 from pictool.serve.tenants import Keys, Tenant
-from pictool.serve.work import DeltaEvent, Event, FinishEvent
+from pictool.serve.work import AnswerRequest, DeltaEvent, FinishEvent, RawPrompt
 from pictool.store.store import Store
 from serve.live import NAME, RESPONSES, TEMPLATE, Live, serving, tiny_model
 
@@ -381,13 +381,10 @@ def test_a_tenant_waits_for_two_schemas_of_another(monkeypatch: pytest.MonkeyPat
 def test_a_forced_call_that_is_nested_too_deep_is_an_error_of_one_line() -> None:
     """A recursive schema allows it; a client could not send it back."""
 
-    async def events() -> AsyncGenerator[Event, None]:
-        yield DeltaEvent(0, '{"name": "f", "arguments": {"a": ' + "[" * 990 + "]" * 990 + "}}")
-        yield FinishEvent(0, "stop", 9)
-
-    async def collected() -> list[Event]:
-        return [event async for event in called(events())]
-
-    with pytest.raises(ApiError, match="tool_choice: the call is nested deeper") as caught:
-        asyncio.run(collected())
+    work = AnswerRequest(Tenant("default"), RawPrompt(()), answer_format=AnswerFormat(schema="{}", is_call=True))
+    split = splitter_of(work, None)
+    assert split is not None
+    assert split(DeltaEvent(0, '{"name": "f", "arguments": {"a": ' + "[" * 990 + "]" * 990 + "}}")) == []
+    with pytest.raises(ApiError, match="tool_choice") as caught:
+        split(FinishEvent(0, "stop", 9))
     assert caught.value.status == 400

@@ -20,7 +20,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pictool.errors import InputError
 from pictool.linker.grid import parse_policy
 from pictool.serve import tracing
-from pictool.serve.backends.torch.backend import BackendSettings, TorchBackend
+from pictool.serve.backends.base import BackendSettings
+from pictool.serve.backends.torch.backend import TorchBackend
 from pictool.serve.service import Service
 from pictool.serve.tenants import Keys, Tenant
 from pictool.serve.tracing import make_provider

@@ -17,7 +17,7 @@ from pictool.errors import InputError
 from pictool.linker.grid import parse_policy
 from pictool.routing import Residency
 from pictool.runtime.model import Model, load_model
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.backends.upstream.backend import UpstreamBackend
 from pictool.serve.backends.upstream.engine import coarse_kl
 from pictool.serve.start import start_upstream
@@ -123,7 +123,7 @@ def test_both_backends_say_the_same(router: Live, torch_server: Live, name: str)
         fields = dict(BODIES[name])
         content = fields.pop("content")
         filled = parts(live, *TEXTS)
-        (backend._index if live is router else backend.index).refresh()
+        backend.index.refresh()
         answers.append(live.chat(filled if content == "CACHES" else content, **fields))
     got, want = answers
     assert [c["message"]["content"] for c in got["choices"]] == [c["message"]["content"] for c in want["choices"]]

@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import sqlite3
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,52 +14,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from old_stores import COUNTS, LEASE, A, B, write_old
 from unprivileged import unprivileged
 
 from pictool.errors import StoreError, UnwritableStoreError
 from pictool.store import database
 from pictool.store.database import DATABASE, JOURNAL, reading, writing
-from pictool.store.directory import ensure_store
+from pictool.store.directory import MARK, ensure_store
 from pictool.store.folders import FolderObject, read_compiled, read_folders
 from pictool.store.leases import LeasedObject, Leases, leased_keys
 from pictool.store.sources import Source, add_sources, read_sources
-from pictool.store.usage import UsageCounts, read_counts, read_hits
-
-A, B = "a" * 64, "b" * 64
-LEASE = f"cache-{'1' * 32}"
-BODY = f'{{"model": "m", "name": "", "ttl": 9.0, "renews": false, "objects": [["{A}", 7, "user"]]}}'
-OLD = {  # as version 0.3 wrote them
-    "index": ("objects (key TEXT PRIMARY KEY, inode INT, bytes INT, used INT, meta TEXT, text TEXT)", ()),
-    "hits": ("hits (key TEXT PRIMARY KEY, count INT NOT NULL)", (A, 3)),
-    "sources": ("sources (key TEXT PRIMARY KEY, source TEXT NOT NULL, model TEXT NOT NULL)", (A, "a.txt", "m")),
-    "folders": (
-        "folders (folder TEXT, target TEXT, key TEXT, path TEXT NOT NULL, PRIMARY KEY (folder, target, key))",
-        (b"/n\xff", "t", A, b"\xff.txt"),
-    ),
-    "readings": (
-        "readings (name TEXT PRIMARY KEY, reply BLOB NOT NULL, used INT NOT NULL)",
-        ("x", bytes.fromhex("789caae602000000ffff").ljust(10), 1 << 40),
-    ),
-    "leases": (
-        "leases (id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created REAL NOT NULL, expires REAL NOT NULL, "
-        "body TEXT NOT NULL)",
-        (LEASE, "t", 1.0, 4e9, BODY),
-    ),
-}
-COUNTS = UsageCounts(hits=5, misses=2, writes=1)
-
-
-def write_old(root: Path, *names: str) -> None:
-    for name in names or OLD:
-        schema, row = OLD[name]
-        with closing(sqlite3.connect(root / f"{name}.sqlite3")) as db, db:
-            db.execute(f"CREATE TABLE {schema} WITHOUT ROWID")
-            if row:
-                db.execute(f"INSERT INTO {schema.split()[0]} VALUES ({', '.join('?' * len(row))})", row)
-    (root / "stats").mkdir(exist_ok=True)
-    for number, counts in ((0, (2, 2, 0, 1, 0, 0, 0)), (7, (3, 0, 0, 0, 0, 0, 0))):
-        (root / "stats" / f"{number:02d}").write_bytes(struct.pack("<7Q", *counts))
-    (root / "stats" / "08").write_bytes(b"torn")
+from pictool.store.usage import read_counts, read_hits
 
 
 @pytest.fixture
@@ -89,6 +53,17 @@ def test_what_an_earlier_version_kept_moves_once(root: Path) -> None:
     require_all(root)
     with reading(root) as db:
         assert db.execute("SELECT name FROM readings").fetchall() == [("x",)]
+
+
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_version_0_3_refuses_a_store_with_leases_that_it_does_not_see(root: Path, is_moved: bool) -> None:
+    assert (root / MARK).read_text().splitlines()[0] == "pictool store 1"
+    if is_moved:
+        write_old(root)
+    else:
+        Leases(root).add("t", "m", [LeasedObject(A, 1)], 4e9)
+    assert leased_keys(root) == {A} and (root / MARK).read_text().splitlines()[0] == "pictool store 2"
+    ensure_store(root)
 
 
 def test_what_is_no_store_yet_is_read_as_it_is(root: Path) -> None:

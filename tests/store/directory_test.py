@@ -104,7 +104,7 @@ def only_temp_files(root: Path) -> None:
 
 
 def later_store(root: Path) -> None:
-    (root / MARK).write_text("pictool store 2\n")
+    (root / MARK).write_text("pictool store 3\n")
     (root / "tmp").mkdir()
     (root / "tmp" / TEMP).write_text("theirs")
 
@@ -137,7 +137,7 @@ def test_a_directory_with_other_files_is_left_as_it_is(tmp_path: Path, make: Cal
     make(tmp_path)
     before = tree(tmp_path)
     for name, change in CHANGES.items():
-        with pytest.raises(StoreError, match=r"is no store, and has other files|of version 2"):
+        with pytest.raises(StoreError, match=r"is no store, and has other files|of version 3"):
             change(Store(tmp_path))
         assert tree(tmp_path) == before, name
     store = Store(tmp_path)
@@ -153,7 +153,7 @@ def test_the_message_names_the_files_and_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as raised:
         Store(tmp_path).put(make_chunk(1))
     assert str(raised.value) == (
-        f"{tmp_path}: is no store, and has other files (a, check.json, hits.sqlite3 and 6 more), so nothing was "
+        f"{tmp_path}: is no store, and has other files (a, check.json, hits.sqlite3 and 7 more), so nothing was "
         "changed; name a directory that is empty, or not there yet"
     )
 

@@ -10,7 +10,6 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
 from chunks import content, flip, litter, make_chunk, put_many
@@ -18,7 +17,7 @@ from served import QUICK, Server
 
 from pictool.errors import RemoteError, StoreError
 from pictool.store.entries import temp_candidates
-from pictool.store.remote.fetching import BLOCK, Destination, ObjectFetch
+from pictool.store.remote.fetching import BLOCK
 from pictool.store.remote.remote import Remote, Retry
 from pictool.store.store import Store
 from pictool.store.upkeep import gc, stats, verify
@@ -318,27 +317,6 @@ def test_an_interrupted_process_does_not_wait(far: Store, server: Server, tmp_pa
     end(start(near.root, server, path.stem, work))
     assert near.keys() == [] and not temp_candidates(near.root)
     assert len(server.asked) < 1 + 15 * Retry().attempts  # what it would have tried
-
-
-def test_an_interrupt_between_claiming_and_fetching_leaves_no_reader_waiting(far: Store, tmp_path: Path) -> None:
-    """An interrupt may come right after a block was claimed; the thread that waits for it gets an error."""
-    key, near = far.put(make_chunk(1, LARGE)).stem, Store(tmp_path / "near")
-    near.path(key).parent.mkdir(parents=True)
-    (near.root / "tmp").mkdir()
-    remote = Remote(str(far.root), QUICK)
-    fetch = ObjectFetch(remote, key, Destination(near.root, None, lambda temp, target: None))
-    fetch.start(remote.read(key, 0, BLOCK) or b"")
-    fetch._blocks = InterruptedList(fetch._blocks)
-    with pytest.raises(KeyboardInterrupt):
-        fetch.fetch_block(1)
-    with pytest.raises(RemoteError, match="was given up"):
-        fetch.fetch_block(1)
-
-
-class InterruptedList(list[Any]):
-    def __setitem__(self, index: Any, value: Any) -> None:
-        super().__setitem__(index, value)
-        raise KeyboardInterrupt
 
 
 def test_a_thread_that_was_being_started_when_an_interrupt_came_ends(

@@ -187,7 +187,7 @@ def test_a_forged_header_is_one_damaged_object(store: Store, path: Path, name: s
 
 
 def test_a_key_with_a_path_moves_nothing(store: Store, path: Path, tmp_path: Path) -> None:
-    """An object under the name of another gets its own: which must be a key, and is not one that leads elsewhere."""
+    """An object under the name of another is removed, whatever its own name is."""
     before = sorted(tmp_path.rglob("*"))
     path.write_bytes(FORGERIES["key elsewhere"])
     assert verify(store, repair=True).repaired == (KEY,)
@@ -291,7 +291,7 @@ def test_a_link_as_lock_or_temp_is_refused_in_one_line(store: Store, tmp_path: P
 def test_a_lock_that_is_no_file_is_refused_in_one_line(
     store: Store, make: Callable[[Path], None], alarm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.root.mkdir()
+    store.ensure_store()
     monkeypatch.chdir(store.root)
     make(store.root / "lock")
     with pytest.raises(StoreError, match="lock is a link, or no regular file; remove it"):

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import uuid
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -193,18 +192,3 @@ def test_a_push_leaves_the_temp_file_of_another_alone(far: Store, tmp_path: Path
     with atomic_write(there / "objects" / "aa" / "other", there / "tmp") as file:
         push(Store(far.root, remote=str(there)), [key])
         assert Path(file.name).exists()
-
-
-def test_old_temp_files_of_other_file_systems_are_removed(far: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system that is neither a directory nor an object storage: a temp file there holds no lock."""
-    (key,) = put_many(far, 1)
-    remote = Remote(f"memory://{uuid.uuid4().hex}", QUICK)
-    monkeypatch.setattr("pictool.store.remote.remote._OBJECT_STORES", frozenset())
-    names = {f"{key}.{'0' * 16}.tmp": 2, f"{key}.{'1' * 16}.tmp": 0, "somebody's": 2}
-    for name, days in names.items():
-        remote._files.pipe_file(f"{remote._root}/tmp/{name}", b"half")
-        old = datetime.now(tz=UTC) - timedelta(days=days)
-        remote._files.store[f"{remote._root}/tmp/{name}"].created = old
-    assert push(Store(far.root, remote=remote), [key]).keys == (key,)
-    left = {entry["name"].rpartition("/")[2] for entry in remote._files.ls(f"{remote._root}/tmp")}
-    assert left == {f"{key}.{'1' * 16}.tmp", "somebody's"}

@@ -22,7 +22,7 @@ from hostile.values import dumps, mutate_bytes, mutate_tree, places
 from serve.live import NAME, QUESTION, Live, serving, tiny_model
 
 from pictool.linker.grid import parse_policy
-from pictool.serve.backends.torch.backend import BackendSettings
+from pictool.serve.backends.base import BackendSettings
 from pictool.store.store import Store
 
 CASES = int(os.environ.get("PIC_BODY_CASES", "150"))

@@ -11,7 +11,6 @@ from subjects import make_chunks, subject
 from pictool.api import compile
 from pictool.errors import ObjectError
 from pictool.runtime.model import wrap_model
-from pictool.runtime.prefill import prefill_chunks
 from pictool.runtime.tensors import to_bytes
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
@@ -24,7 +23,7 @@ def test_layers_are_what_was_compiled(dtype: torch.dtype, store: Store) -> None:
     model = wrap_model(module, tiny.tokenizer())
     (chunk,) = make_chunks([17])
     (done,) = compile(model, store, [chunk])
-    (_, expected), *_ = prefill_chunks(model, [chunk.tokens])
+    (_, expected), *_ = model.prefill([chunk.tokens])
     with ObjectFile(done.path) as file:
         stats = object_stats(file)
     for layer, pair in zip(stats, expected, strict=True):

@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from old_stores import COUNTS, A
 
 from pictool.errors import PicError
+from pictool.store.leases import leased_keys
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 from pictool.store.upkeep import gc, verify
+from pictool.store.usage import read_counts
 
-STORES = ("st", "new", "far", "chained", "damaged")
+STORES = ("st", "new", "far", "chained", "damaged", "old")
 _CACHES = re.compile(
     r"(^|/)(store\.sqlite3(-journal)?|lock)$|^cache(/[a-z]+)*(/([0-9a-z-]+\.json|compiled\.sqlite3))?$"
 )
@@ -116,6 +119,8 @@ def collect(root: Path) -> list[str]:
                 gc(Store(root / name))
             except PicError as error:
                 problems.append(f"gc of {name}: {error}")
+    if (root / "old").is_dir() and (leased_keys(root / "old"), read_counts(root / "old")) != (frozenset({A}), COUNTS):
+        problems.append("old: what version 0.3 kept is lost")
     return problems
 
 

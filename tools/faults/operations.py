@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import tiny
+from old_stores import write_old
 from transformers import LlamaConfig
 
 from faults.program import Command, run
@@ -99,6 +100,7 @@ OPERATIONS = [
     Operation("plan", "plan a.txt b.txt", measures=True, is_slow=True),
     Operation("bench-sync", "bench sync --shape tiny --algo naive -o out/sync.json", measures=True, is_slow=True),
     Operation("ls", "store ls --chains --store chained", reports=True),
+    Operation("ls-0.3", "store ls --store old", reports=True),
     Operation("stats", "store ls --stats", reports=True, measures=True),
     Operation("verify", "store verify", reports=True),
     Operation("repair", "store verify --repair --store damaged", measures=True),
@@ -148,6 +150,8 @@ def make_world(directory: Path, model: Path, output: Path) -> dict[str, str]:
     pic("plan a.txt b.txt")
     shutil.copytree(directory / "far", directory / "damaged")
     _damage(directory / "damaged" / "objects", keys)
+    shutil.copytree(directory / "far", directory / "old", ignore=shutil.ignore_patterns("store.sqlite3*"))
+    write_old(directory / "old")
     return keys
 
 

@@ -17,7 +17,6 @@ from pictool.commands.settings.resources import note_logs, open_model
 from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError
 from pictool.escapes import visible
-from pictool.store.remote.pace import MIN_RATE
 from pictool.store.signatures import SigningKey, path_of
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ def make_spec(what: Compilation, model: Model, settings: Settings) -> BulkSpec:
 
 def shared_remote(settings: Settings, retry: Retry) -> Remote:
     """The remote that all processes write to. Raises StoreError if it is read-only."""
-    from pictool.store.remote.remote import Remote
+    from pictool.store.remote.remote import MIN_RATE, Remote
 
     note_logs()
     url = settings.remote or ""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pictool.cluster.fleet import FleetBackend
     from pictool.cluster.serving import Scale
     from pictool.runtime.model import Model
-    from pictool.serve.backends.torch.backend import BackendSettings
+    from pictool.serve.backends.base import BackendSettings
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 def open_store(settings: Settings) -> Store:
     """The store with its budget, its remote and its host memory; warnings are notes on stderr."""
-    from pictool.store.remote.pace import MIN_RATE
-    from pictool.store.remote.remote import Remote
+    from pictool.store.remote.remote import MIN_RATE, Remote
     from pictool.store.signatures import Trust
     from pictool.store.store import Store
 

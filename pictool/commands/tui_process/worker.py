@@ -81,8 +81,8 @@ class TuiWorker:
         Raises:
             ForeignObjectError: another tokenizer's object.
         """
+        from pictool.runtime.encoder import pieces_of
         from pictool.runtime.fingerprint import tokenizer_fingerprint
-        from pictool.runtime.memory.pieces import pieces_of
 
         with self._store.peek(key) as file:
             tokenizer = self._open(None, self._settings.option("dtype") or file.meta.target.dtype).tokenizer

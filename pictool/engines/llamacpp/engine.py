@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
-from pictool.compiler.compile import Compiled
-from pictool.core import Chunk, CompileOptions
 from pictool.engines.base import Feature
 from pictool.engines.llamacpp.library import INSTALL
 from pictool.engines.llamacpp.model import GgufModel
@@ -38,15 +35,3 @@ class LlamaCppEngine(TorchEngine):
     def require_installed(cls) -> None:
         if find_spec("llama_cpp") is None:
             raise InputError(INSTALL)
-
-    def compile(
-        self,
-        chunks: Iterable[Chunk | str],
-        options: CompileOptions = CompileOptions(),
-        *,
-        force: bool = False,
-        probe_model: Model | None = None,
-        on_done: Callable[[Compiled], None] | None = None,
-    ) -> list[Compiled]:
-        self.require_options(options)
-        return super().compile(chunks, options, force=force, probe_model=probe_model, on_done=on_done)

@@ -20,19 +20,61 @@ import torch
 from numpy.typing import NDArray
 
 from pictool.core import Layout, RowMask
-from pictool.engines.llamacpp.library import MAX_SEQUENCES, LlamaContext
-from pictool.engines.llamacpp.state import LayerRows, read_rows
+from pictool.engines.llamacpp.library import MAX_SEQUENCES, LlamaContext, LlamaContextOptions, Weights
+from pictool.engines.llamacpp.state import LayerRows, StateFormat, read_rows
+from pictool.engines.llamacpp.trial import Facts
 from pictool.errors import InputError, TraceError
 from pictool.linker.link import Linked, PreparedLink
 from pictool.linker.loader import PlacedObject
 from pictool.runtime.tensors import require_finite
 
 if TYPE_CHECKING:
-    from pictool.engines.llamacpp.model import GgufModel
-    from pictool.linker.policies.base import Prompt
     from pictool.runtime.memory.image import Image
 
 _GROWTH = 256  # tokens that a context has room for after the prompt
+_IDLE = 2  # contexts that are kept for the next link
+_FEWEST_SEQUENCES = 16
+
+
+class Contexts:
+    """Contexts over one model's weights; a few idle ones wait for the next prompt.
+
+    Attributes:
+        device, dtype, num_layers, format: of the KV of objects. facts: of the file.
+    """
+
+    def __init__(self, weights: Weights, options: LlamaContextOptions, form: StateFormat, facts: Facts) -> None:
+        self._weights, self._options, self.format, self.facts = weights, options, form, facts
+        self._idle: list[LlamaContext] = []
+        self.geometry, self.num_layers = form.geometry, form.geometry.layers
+        self.device, self.dtype = torch.device("cpu"), getattr(torch, options.dtype)
+
+    def take(self, num_cells: int, num_sequences: int) -> LlamaContext:
+        """An empty context with so much room. Raises ModelError: there is no memory for it."""
+        threads = torch.get_num_threads()
+        fitting = [c for c in self._idle if c.num_cells >= num_cells and c.num_sequences >= num_sequences]
+        if fitting:
+            context = min(fitting, key=lambda context: context.num_cells)
+            self._idle.remove(context)
+            context.set_threads(threads)
+            return context
+        sequences = min(MAX_SEQUENCES, max(_FEWEST_SEQUENCES, 1 << (num_sequences - 1).bit_length()))
+        return LlamaContext(self._weights, self._options, num_cells, sequences, threads)
+
+    def give_back(self, context: LlamaContext) -> None:
+        """The context is not used any more."""
+        context.clear()
+        self._idle.append(context)
+        for old in self._idle[:-_IDLE]:
+            old.close()
+        del self._idle[:-_IDLE]
+
+    def rotation_id(self, _: int) -> str:
+        """See `LayerStack.rotation_id`: no rotation depends on the length of a prompt."""
+        return ""
+
+    def is_length_dependent(self, *_: int) -> bool:
+        return False
 
 
 class LlamaImage:
@@ -43,11 +85,11 @@ class LlamaImage:
 
     states: ClassVar[None] = None  # hybrids are not linked here
 
-    def __init__(self, model: GgufModel, layout: Layout, num_sequences: int) -> None:
-        self._model, self.layout, self.num_tokens = model, layout, 0
-        self.stack, self.logits = model.stack, torch.empty(0)
+    def __init__(self, stack: Contexts, layout: Layout, num_sequences: int) -> None:
+        self.stack, self.layout, self.num_tokens = stack, layout, 0
+        self.logits = torch.empty(0)
         self.computed: RowMask | None = None  # [n], once it is linked
-        self._hold(model.stack.take(layout.num_tokens + _GROWTH, num_sequences))
+        self._hold(stack.take(layout.num_tokens + _GROWTH, num_sequences))
 
     def _hold(self, context: LlamaContext) -> None:
         self.context, self.spare = context, context.num_sequences - 1
@@ -83,13 +125,13 @@ class LlamaImage:
         rows, old = self._rows(0, self.num_tokens), self._release
         larger = self.stack.take(self.num_tokens + self.num_tokens // 4 + _GROWTH, self.context.num_sequences)
         spare = larger.num_sequences - 1
-        larger.set_state(spare, self._model.format.write(rows, np.arange(self.num_tokens, dtype=np.int32)))
+        larger.set_state(spare, self.stack.format.write(rows, np.arange(self.num_tokens, dtype=np.int32)))
         larger.copy(spare, 0, 0, self.num_tokens)
         old()
         self._hold(larger)
 
     def _rows(self, start: int, end: int) -> list[LayerRows]:
-        return read_rows(self.context, self._model.format, self._model.facts.window, start, end)
+        return read_rows(self.context, self.stack.format, self.stack.facts.window, start, end)
 
     # What prefix chains store
 
@@ -116,7 +158,7 @@ class LlamaImage:
 
     def _packed(self) -> list[tuple[NDArray[np.generic], NDArray[np.generic]]]:
         if self._kept is None:
-            self._kept = list(map(self._model.format.pack, self._rows(0, self.layout.num_tokens)))
+            self._kept = list(map(self.stack.format.pack, self._rows(0, self.layout.num_tokens)))
         return self._kept
 
     _kept: list[tuple[NDArray[np.generic], NDArray[np.generic]]] | None = None
@@ -151,37 +193,32 @@ def compute(prepared: PreparedLink) -> Linked:
     Raises:
         PicError: a damaged object, numbers that are not finite, or no memory.
     """
-    model, layout = cast("GgufModel", prepared.prompt.model), prepared.prompt_parts.layout
-    policy, clock, prompt = prepared.policy, prepared.clock, prepared.reused.prompt
-    selection = prepared.selection or policy.select(prompt)
+    model, layout = prepared.run.model, prepared.prompt_parts.layout
+    stack = cast("Contexts", model.stack)
+    clock, reused = prepared.run.clock, prepared.reused
+    selection = reused.selection or prepared.run.spec.policy.select(reused.prompt)
     computed = _computed(prepared, selection.rows)
-    groups = _groups(_reuses(prepared.reused.placed, computed))
+    groups = _groups(_reuses(reused.placed, computed))
     clock.select_s += clock.lap()
 
-    image = LlamaImage(model, layout, len(groups) + 2)
-    sequences, bytes_read = _load(image, model, groups)
+    image = LlamaImage(stack, layout, len(groups) + 2)
+    sequences, bytes_read = _load(image, groups)
     load_s = clock.lap()
     clock.load_s += load_s
-    _join(image, sequences, prompt)
-    with prompt.stage("logits"):
-        image.logits = torch.from_numpy(image.context.logits())
-        require_finite(model.name, model.dtype, image.logits)
+    _join(image, sequences)
+    image.logits = torch.from_numpy(image.context.logits())
+    require_finite(model.name, model.dtype, image.logits)
     for sequence in (*range(1, len(groups) + 1), image.spare):
         image.context.remove(sequence)
     timing = clock.timing(load_s)
     image.computed = computed
     rows = np.broadcast_to(computed, (model.geometry.layers, layout.num_tokens)).copy()
     as_image = cast("Image", image)
-    prepared.context.keep(as_image, rows)
-    linked = {part.file.meta.key for part in prepared.reused.placed}
-    parts = tuple(part.after(linked) for part in prepared.prompt_parts.parts[1:])
-    texts = tuple(map(prompt.model.encoder.whole, prompt.texts))
-    return Linked(as_image, policy, parts, texts, rows, selection.scores, timing, bytes_read)
+    prepared.run.context.keep(as_image, rows)
+    return prepared.linked(as_image, rows, selection.scores, timing, bytes_read)
 
 
-def _load(
-    image: LlamaImage, model: GgufModel, groups: Mapping[int, Sequence[ReusedCells]]
-) -> tuple[NDArray[np.int64], int]:
+def _load(image: LlamaImage, groups: Mapping[int, Sequence[ReusedCells]]) -> tuple[NDArray[np.int64], int]:
     """Read and check every object, and set it in the sequence of its distance.
 
     Returns:
@@ -189,7 +226,7 @@ def _load(
     """
     sequences, bytes_read = np.zeros(image.layout.num_tokens, dtype=np.int64), 0
     for sequence, (distance, reuses) in enumerate(groups.items(), 1):
-        bytes_read += _set(image.context, model, sequence, reuses, is_moved=any(groups))
+        bytes_read += _set(image, sequence, reuses, is_moved=any(groups))
         image.context.copy(sequence, image.spare, -1, -1)
         image.context.shift(sequence, distance)
         for reuse in reuses:
@@ -197,14 +234,13 @@ def _load(
     return sequences, bytes_read
 
 
-def _join(image: LlamaImage, sequences: NDArray[np.int64], prompt: Prompt) -> None:
+def _join(image: LlamaImage, sequences: NDArray[np.int64]) -> None:
     """Grow the prompt from left to right by reused and computed runs; the tail is the last."""
     for end, sequence in _runs(sequences):
-        with prompt.stage("layer"):
-            if sequence:
-                image.reuse(sequence, end)
-            else:
-                image.compute(end, wants_logits=end == image.layout.num_tokens)
+        if sequence:
+            image.reuse(sequence, end)
+        else:
+            image.compute(end, wants_logits=end == image.layout.num_tokens)
 
 
 def _computed(prepared: PreparedLink, selected: RowMask) -> RowMask:
@@ -236,26 +272,26 @@ def _groups(reuses: Iterator[ReusedCells]) -> Mapping[int, list[ReusedCells]]:
     return groups
 
 
-def _set(context: LlamaContext, model: GgufModel, sequence: int, reuses: Sequence[ReusedCells], is_moved: bool) -> int:
+def _set(image: LlamaImage, sequence: int, reuses: Sequence[ReusedCells], is_moved: bool) -> int:
     """Set a sequence to rows of objects, where these were compiled. Returns the bytes that were read.
 
     Args:
         is_moved: a pass will move keys, and multiply all of them by the model's scales: they are divided before.
     """
-    num_bytes, layers = 0, list[LayerRows]()
-    for layer in range(model.geometry.layers):
+    stack, num_bytes, layers = image.stack, 0, list[LayerRows]()
+    for layer in range(stack.geometry.layers):
         parts = list[LayerRows]()
         for reuse in reuses:
             file = reuse.part.file
             num_bytes += file.stored_bytes(layer)
-            keys, values = model.format.unpack(layer, *file.layer(layer))
+            keys, values = stack.format.unpack(layer, *file.layer(layer))
             parts.append((keys[reuse.source], values[reuse.source]))
-        key, value = (np.concatenate(side) if len(parts) > 1 else side[0] for side in zip(*parts, strict=True))
-        if is_moved and model.facts.scales:
-            key = (key / np.asarray(model.facts.scales[layer], dtype=np.float32)).astype(key.dtype)
+        key, value = (np.concatenate(both) if len(parts) > 1 else both[0] for both in zip(*parts, strict=True))
+        if is_moved and stack.facts.scales:
+            key = (key / np.asarray(stack.facts.scales[layer], dtype=np.float32)).astype(key.dtype)
         layers.append((key, value))
     positions = np.concatenate([reuse.positions for reuse in reuses])
-    context.set_state(sequence, model.format.write(layers, positions))
+    image.context.set_state(sequence, stack.format.write(layers, positions))
     return num_bytes
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from pictool.core import Geometry, PromptText, Target
-from pictool.engines.llamacpp.library import KV_TYPES, MAX_SEQUENCES, LlamaContext, LlamaContextOptions, Weights, api
+from pictool.engines.llamacpp.library import KV_TYPES, LlamaContextOptions, Weights, api
+from pictool.engines.llamacpp.link import Contexts, compute
 from pictool.engines.llamacpp.names import find_files
 from pictool.engines.llamacpp.state import StateFormat, read_rows
 from pictool.engines.llamacpp.tokenizer import GgufEncoder, GgufTokenizer
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from pictool.runtime.prefill import ChunkKV
 
 GPU_LAYERS = "PIC_GPU_LAYERS"
-_IDLE = 2  # contexts that are kept for the next link
-_FEWEST_SEQUENCES = 16
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ class GgufModel(Model):
         """The contexts that compute."""
         with self._loading(f"loading {self.name}"):
             weights = Weights(str(self.files[0]), gpu_layers=self._gpu_layers)
-        return Contexts(weights, self.options, self.format)
+        return Contexts(weights, self.options, self.format, self.facts)
 
     def require_policy(self, policy: Policy) -> None:
         """Refuse a policy whose rows llama.cpp cannot compute. Raises InputError: says why."""
@@ -177,8 +176,6 @@ class GgufModel(Model):
     @property
     def own_link(self) -> Callable[[PreparedLink], Linked]:
         """See `Model.own_link`."""
-        from pictool.engines.llamacpp.link import compute
-
         return compute
 
     @property
@@ -189,47 +186,6 @@ class GgufModel(Model):
 
     def encode(self, text: str | PromptText) -> tuple[int, ...]:
         return tuple(self.encoder.encode(text))
-
-
-class Contexts:
-    """Contexts over one model's weights; a few idle ones wait for the next prompt.
-
-    Attributes:
-        device, dtype, num_layers: of the KV of objects.
-    """
-
-    def __init__(self, weights: Weights, options: LlamaContextOptions, form: StateFormat) -> None:
-        self._weights, self._options = weights, options
-        self._idle: list[LlamaContext] = []
-        self.geometry, self.num_layers = form.geometry, form.geometry.layers
-        self.device, self.dtype = torch.device("cpu"), getattr(torch, options.dtype)
-
-    def take(self, num_cells: int, num_sequences: int) -> LlamaContext:
-        """An empty context with so much room. Raises ModelError: there is no memory for it."""
-        threads = torch.get_num_threads()
-        fitting = [c for c in self._idle if c.num_cells >= num_cells and c.num_sequences >= num_sequences]
-        if fitting:
-            context = min(fitting, key=lambda context: context.num_cells)
-            self._idle.remove(context)
-            context.set_threads(threads)
-            return context
-        sequences = min(MAX_SEQUENCES, max(_FEWEST_SEQUENCES, 1 << (num_sequences - 1).bit_length()))
-        return LlamaContext(self._weights, self._options, num_cells, sequences, threads)
-
-    def give_back(self, context: LlamaContext) -> None:
-        """The context is not used any more."""
-        context.clear()
-        self._idle.append(context)
-        for old in self._idle[:-_IDLE]:
-            old.close()
-        del self._idle[:-_IDLE]
-
-    def rotation_id(self, _: int) -> str:
-        """See `LayerStack.rotation_id`: no rotation depends on the length of a prompt."""
-        return ""
-
-    def is_length_dependent(self, *_: int) -> bool:
-        return False
 
 
 def open_gguf(name: str, device: str = "auto", dtype: str = "auto", salt: str = "", on_wait: Any = None) -> GgufModel:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,12 +17,6 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 Scores = NDArray[np.float32]
-Stage = Callable[[str], AbstractContextManager[None]]
-
-
-def no_stage(name: str) -> AbstractContextManager[None]:
-    """Time nothing."""
-    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -33,7 +25,6 @@ class Prompt:
 
     `tables` has, if the policy needs them, every chunk's table of fixups [n_c], or None for an object without one.
     `cached` is, for a policy that reuses chains, how many tokens of the context, from position 0 on, are stored.
-    `stage(name)` is entered around work that a caller may time on its own (`link`).
     """
 
     model: Model
@@ -41,7 +32,6 @@ class Prompt:
     texts: tuple[str | PromptText, ...]
     tables: tuple[FixupTable | None, ...] = ()
     cached: int = 0
-    stage: Stage = no_stage
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from pictool.compiler.align import TokenizedParts, map_scores, map_selection, tokenize
 from pictool.core import RowMask
 from pictool.errors import InputError
 from pictool.linker.policies.base import (
@@ -21,8 +22,7 @@ from pictool.linker.policies.base import (
     highest,
     require_share,
 )
-from pictool.runtime.align import TokenizedParts, map_scores, map_selection, tokenize
-from pictool.runtime.speculative import open_speculative, speculative_name
+from pictool.runtime.model import open_speculative, speculative_name
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -78,14 +78,12 @@ class SpecCache(Policy):
             return Selection(~all_rows(prompt.layout))
         small = self._speculative(prompt.model)
         if small.target.tokenizer == prompt.model.target.tokenizer:
-            with prompt.stage("scoring"):
-                scores = self._scores(small, prompt.layout.tokens)
+            scores = self._scores(small, prompt.layout.tokens)
             return Selection(self.complete(scores[: prompt.layout.num_context]), scores)
         read, target = tokenize(small.tokenizer, prompt.texts), tokenize(prompt.model.tokenizer, prompt.texts)
         if not np.array_equal(target.tokens, prompt.layout.tokens):
             raise InputError("speccache: a document's text is not that of its tokens; compile it again from its text")
-        with prompt.stage("scoring"):
-            scores = self._scores(small, read.tokens)
+        scores = self._scores(small, read.tokens)
         return self._across(scores, read, target, prompt)
 
     def _across(self, scores: Scores, read: TokenizedParts, target: TokenizedParts, prompt: Prompt) -> Selection:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pictool.reading import require_shape
-from pictool.runtime.schemas import matches
+from pictool.runtime.chat.schemas import matches
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing import ResponseParser

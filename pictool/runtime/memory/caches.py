@@ -10,8 +10,8 @@ The class says what the rows attend to:
     CapturingCache     each other; un-rotated K and V are kept        (compiling)
     PrefixedCache      a known prefix, then each other                (chunks after probes)
     GrowingCache       all rows of earlier passes, then each other    (decoding a batch)
-    ImageCache         the image, which their K and V are written to  (linking)
-    ReadOnlyCache      the image, which stays as it is                (measuring attention)
+    ImageCache         the image, which their K and V are written to  (linking; `image.py`)
+    ReadOnlyCache      the image, which stays as it is                (measuring attention; `image.py`)
     ProjectionCache    nothing: the layer ends at its projections     (comparing K and V)
     CountingCache      what another cache says; it knows positions    (Llama 4)
     StatefulCache      what another cache says; it has a state        (linear layers)
@@ -29,10 +29,7 @@ from torch.nn.functional import pad
 from pictool.runtime.memory.states import LinearState
 
 if TYPE_CHECKING:
-    from pictool.runtime.attention import Rows
-    from pictool.runtime.memory.image import Image
     from pictool.runtime.rope import RotaryTables
-    from pictool.runtime.stack import LayerStack
 
 LayerKV = tuple[Tensor, Tensor]  # key and value of one layer, each [batch, kv_heads, tokens, head_dim]
 
@@ -54,6 +51,16 @@ class LayerCache(Protocol):
         ...
 
 
+class Rotating(Protocol):
+    """What the caches need of a `LayerStack`."""
+
+    device: torch.device
+
+    def rotary_tables(self, positions: Tensor) -> RotaryTables: ...
+
+    def rotate_parts(self, parts: LayerKV, tables: RotaryTables, layer: int) -> LayerKV: ...
+
+
 class PassThroughCache:
     """Rows attend to each other only. No K or V outlives its layer.
 
@@ -62,7 +69,7 @@ class PassThroughCache:
 
     takes_rotated = False
 
-    def __init__(self, stack: LayerStack, tables: RotaryTables) -> None:
+    def __init__(self, stack: Rotating, tables: RotaryTables) -> None:
         self.tables = tables
         self._stack = stack
 
@@ -73,7 +80,7 @@ class PassThroughCache:
 class CapturingCache(PassThroughCache):
     """Rows attend to each other only. `layers` keeps the un-rotated K and V of every layer."""
 
-    def __init__(self, stack: LayerStack, tables: RotaryTables) -> None:
+    def __init__(self, stack: Rotating, tables: RotaryTables) -> None:
         super().__init__(stack, tables)
         self.layers: list[LayerKV] = []
 
@@ -92,7 +99,7 @@ class PrefixedCache(PassThroughCache):
 
     def __init__(
         self,
-        stack: LayerStack,
+        stack: Rotating,
         tables: RotaryTables,
         prefix: Mapping[int, LayerKV],
         on_key: Callable[[int, Tensor], None] | None = None,
@@ -113,7 +120,7 @@ class PrefixedCache(PassThroughCache):
 class GrowingCache(PrefixedCache):
     """Rows attend to the rows of all earlier passes, and to each other. `tables` is to be set before every pass."""
 
-    def __init__(self, stack: LayerStack) -> None:
+    def __init__(self, stack: Rotating) -> None:
         self._layers: dict[int, LayerKV] = {}
         super().__init__(
             stack, stack.rotary_tables(torch.zeros(1, dtype=torch.int64, device=stack.device)), self._layers
@@ -122,36 +129,6 @@ class GrowingCache(PrefixedCache):
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
         self._layers[layer] = super().update(key, value, layer)
         return self._layers[layer]
-
-
-class ImageCache(PassThroughCache):
-    """The fresh K and V of `rows` are written to an image, and the rows attend to all that it holds."""
-
-    def __init__(self, image: Image, tables: RotaryTables, rows: Rows) -> None:
-        super().__init__(image.stack, tables)
-        self._image, self._rows = image, rows
-        self.takes_rotated = not image.keeps_keys
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
-        index = self._stack.kv_index[layer]
-        assert index is not None
-        if not self.takes_rotated:
-            self._image.take_fresh(index, self._stack.by_rotation(key, value)[0], self._rows)
-            key, value = super().update(key, value, layer)
-        self._image.write(index, key, value, self._rows)
-        return self._image.key(index), self._image.value(index)
-
-
-class ReadOnlyCache:
-    """Rows attend to the prompt of a finished image. Their own K and V are dropped; the image holds them already."""
-
-    takes_rotated = True
-
-    def __init__(self, image: Image) -> None:
-        self._image, self._num_tokens = image, image.layout.num_tokens
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
-        return self._image.key(layer)[:, :, : self._num_tokens], self._image.value(layer)[:, :, : self._num_tokens]
 
 
 class ProjectionCache:

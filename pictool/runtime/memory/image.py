@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,8 +11,8 @@ from torch import Tensor
 from pictool.core import Layout
 from pictool.runtime.attention import Rows, Run
 from pictool.runtime.device import is_accelerator
-from pictool.runtime.memory.caches import ImageCache, LayerKV, ReadOnlyCache, StatefulCache
-from pictool.runtime.memory.states import ImageStates
+from pictool.runtime.memory.caches import LayerKV, PassThroughCache, StatefulCache
+from pictool.runtime.memory.states import ImageStates, LinearState
 from pictool.runtime.rope import RotaryTables, tables_at
 from pictool.runtime.stack import LayerStack
 
@@ -36,7 +37,12 @@ class Image:
         self.num_tokens = layout.num_tokens
         self._tables = self._all_tables()
         self._keys, self._values = self._buffers(self.num_tokens + GROWTH)
-        self.states = None if stack.geometry.states is None else ImageStates(stack)
+        self.states: ImageStates | None = None
+        if stack.geometry.states is not None:
+            zero = LinearState.zero(stack.geometry.states, torch.empty(0, dtype=stack.dtype, device=stack.device))
+            self.states = ImageStates(
+                zero, [layer for layer, index in enumerate(stack.state_index) if index is not None]
+            )
         self.logits: Tensor | None = None  # float32 [vocab], at the last prompt token
         # Per layer, the keys (or the other rotated part) of the rows computed there as they were before rotation, if
         # `keep_keys` was called: [1, kv_heads, rows, head_dim]
@@ -238,3 +244,33 @@ class Image:
                 if old.shape[2] < self.num_tokens:
                     step = max(GROWTH, old.shape[2] // 4)
                     buffers[layer] = torch.cat([old, old.new_empty(*old.shape[:2], step, old.shape[3])], dim=2)
+
+
+class ImageCache(PassThroughCache):
+    """The fresh K and V of `rows` are written to an image, and the rows attend to all that it holds."""
+
+    def __init__(self, image: Image, tables: RotaryTables, rows: Rows) -> None:
+        super().__init__(image.stack, tables)
+        self._image, self._rows = image, rows
+        self.takes_rotated = not image.keeps_keys
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
+        index = self._image.stack.kv_index[layer]
+        assert index is not None
+        if not self.takes_rotated:
+            self._image.take_fresh(index, self._image.stack.by_rotation(key, value)[0], self._rows)
+            key, value = super().update(key, value, layer)
+        self._image.write(index, key, value, self._rows)
+        return self._image.key(index), self._image.value(index)
+
+
+class ReadOnlyCache:
+    """Rows attend to the prompt of a finished image. Their own K and V are dropped; the image holds them already."""
+
+    takes_rotated = True
+
+    def __init__(self, image: Image) -> None:
+        self._image, self._num_tokens = image, image.layout.num_tokens
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
+        return self._image.key(layer)[:, :, : self._num_tokens], self._image.value(layer)[:, :, : self._num_tokens]

@@ -7,16 +7,14 @@ stored of a chunk's tokens from its cut on is A and B, and the last inputs of it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from pictool.core import StateShape
-    from pictool.runtime.stack import LayerStack
+from pictool.core import StateShape
 
 
 @dataclass(frozen=True)
@@ -72,10 +70,7 @@ class ImageStates:
         inputs: gets what the mixers of computed layers are called with, [1, rows, hidden] each; None: is not kept.
     """
 
-    def __init__(self, stack: LayerStack) -> None:
-        assert stack.geometry.states is not None
-        zero = LinearState.zero(stack.geometry.states, torch.empty(0, dtype=stack.dtype, device=stack.device))
-        layers = [layer for layer, index in enumerate(stack.state_index) if index is not None]
+    def __init__(self, zero: LinearState, layers: Sequence[int]) -> None:
         self._now = dict.fromkeys(layers, (0, zero))  # position, and the state before it
         self._maps: dict[int, list[tuple[int, StateMap]]] = {layer: [] for layer in layers}
         self._prompt: dict[int, tuple[int, LinearState]] | None = None

@@ -10,6 +10,7 @@ from pictool.linker.policies.base import Policy
 from pictool.serve.errors import ApiError, model_not_found
 from pictool.spans import query as nodes
 from pictool.spans.execute import Executor, Hooks, RunOptions
+from pictool.spans.optimise import own_calls
 from pictool.spans.query import Checkpoint
 from pictool.spans.reading import read_query
 
@@ -48,7 +49,7 @@ class ServedQuery:
                 raise ApiError(400, f"query: {node.kind} is for queries that run where their files are", code="query")
             if isinstance(node, nodes.Generate | nodes.Chat | nodes.Map):
                 _require_served(node.call.model, models)
-            num_calls += _num_calls(node)
+            num_calls += own_calls(node)
         if num_calls > MAX_CALLS:
             raise ApiError(400, f"query: has {num_calls} calls; {MAX_CALLS} at most, so split it", code="query")
         options = RunOptions(policy, codec=codec, keeps_outputs=False, side_by_side=side_by_side)
@@ -82,15 +83,3 @@ def _text(node: nodes.Query) -> str:
     if isinstance(node, nodes.Message):
         return node.text.strip()
     return "\n".join(filter(None, (_text(child) for _, child in node.steps()))) if isinstance(node, nodes.Join) else ""
-
-
-def _num_calls(node: nodes.Query) -> int:
-    """Calls of a node itself; those of a repeat less the one that is below it."""
-    match node:
-        case nodes.Generate() | nodes.Chat():
-            return 1
-        case nodes.Repeat():
-            return node.n - 1
-        case nodes.Map():
-            return len(node.inputs)
-    return 0

@@ -6,7 +6,6 @@ import base64
 import binascii
 import copy
 import json
-import re
 import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,6 @@ from typing import Any
 from pictool.core import AnswerFormat, Sampling
 from pictool.documents.reading import FileReader
 from pictool.errors import InputError
-from pictool.linker.policies import BASELINE
 from pictool.reading import parse_json
 from pictool.serve.errors import ApiError, not_found
 from pictool.serve.schema import (
@@ -48,7 +46,6 @@ from pictool.serve.work import (
 )
 from pictool.store.leases import Lease, LeasedObject
 
-_ESCAPE, _QUOTE = re.compile(r'\\[bfnrtu"\\/]'), re.compile(r"^[ \t]*>[^\n]*\n[ \t]*>", re.MULTILINE)
 MIN_MARKED = 64  # characters: a shorter text is not worth an object
 _TTL_S = {"5m": 300.0, "1h": 3600.0}
 _OFF = ("off", "none", "false", "0")
@@ -66,29 +63,6 @@ def linking_of(body: GenerationRequest, header: str | None) -> Linking:
     if isinstance(options, PicOptions):
         return Linking(options.policy or header, options.recognise, verifies, options.explain)
     return Linking(header, True, verifies)
-
-
-def hint_of(linking: Linking, texts: Iterable[str]) -> str | None:
-    """Why documents in a request's texts are not recognised though they are stored; None: no text is of such a form.
-
-    What is linked are tokens of the prompt as it is. A document that was escaped or quoted has others.
-    """
-    forms = {"JSON, which escapes line ends and quotes": _is_escaped, "quoted by Markdown, line by line": _is_quoted}
-    if not linking.recognises or linking.policy == BASELINE:
-        return None
-    listed = list(texts)
-    for form, has_form in forms.items():
-        if any(map(has_form, listed)):
-            return f"a text is {form}: documents in it have other tokens than stored ones; send them as they are"
-    return None
-
-
-def _is_escaped(text: str) -> bool:
-    return text.strip()[:1] in ("{", "[") and _ESCAPE.search(text) is not None
-
-
-def _is_quoted(text: str) -> bool:
-    return _QUOTE.search(text) is not None
 
 
 def sampling_of(body: GenerationRequest) -> Sampling:
@@ -301,11 +275,15 @@ def _with_arguments(more: Mapping[str, Any]) -> dict[str, Any]:
     return {**more, "tool_calls": read}
 
 
-def lease_seconds(messages: Iterable[ChatMessage]) -> float | None:
-    """For how long the objects of marked texts are leased: as the longest marker has it; None: none has a time."""
+def lease_seconds(messages: Iterable[ChatMessage], default: float | None) -> float | None:
+    """For how long the objects of marked texts are leased: as the longest marker has it; None: no marker has a time.
+
+    `default` is the time of markers that have none.
+    """
     parts = [part for message in messages if isinstance(message.content, list) for part in message.content]
     marks = [getattr(part, "cache_control", None) for part in (*messages, *parts)]
-    return max((_TTL_S[mark.ttl] for mark in marks if mark is not None and mark.ttl is not None), default=None)
+    times = [default if mark.ttl is None else _TTL_S[mark.ttl] for mark in marks if mark is not None]
+    return max(filter(None, times), default=None)
 
 
 def _document_text(part: DocumentPart, find_file: FindFile) -> str:

@@ -5,38 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from pictool.core import AnswerFormat, Sampling
-from pictool.errors import InputError
-from pictool.serve.answers import AnswerCollector, StartedStream, collect, sse, usage_of
+from pictool.core import AnswerFormat
+from pictool.serve.answers import AnswerForm, respond, usage_of
 from pictool.serve.bodies import BodyRoute
-from pictool.serve.errors import ApiError, not_found
-from pictool.serve.prompts.reading import leased_piece, linking_of, require_cache
-from pictool.serve.routes.caches import compile_turns, expiry, require_lease
-from pictool.serve.routes.openai import POLICY, EventStream
+from pictool.serve.errors import ApiError
+from pictool.serve.prompts.reading import leased_piece, linking_of, require_cache, sampling_of
+from pictool.serve.routes.caches import compile_turns, expiry, extend_lease, find_lease, remove_lease
+from pictool.serve.routes.openai import POLICY, count_tokens
 from pictool.serve.schema import MAX_N, MAX_PARTS, GenerationRequest, Stops
-from pictool.serve.service import Service, unless_gone
-from pictool.serve.tenants import Tenant
-from pictool.serve.work import (
-    AnswerRequest,
-    ChatPrompt,
-    DeltaEvent,
-    FinishEvent,
-    Piece,
-    PlainText,
-    StartEvent,
-    Turn,
-)
+from pictool.serve.service import ApiCall, Call
+from pictool.serve.work import AnswerRequest, ChatPrompt, DeltaEvent, Event, FinishEvent, Piece, PlainText, Turn
 from pictool.store.leases import Lease
 
 _PREFIX = "cachedContents/"
@@ -120,135 +107,103 @@ class CachedChange(GeminiModel):
     expire_time: datetime | None = Field(default=None, strict=False)
 
 
-def gemini_routes(service: Service) -> APIRouter:
-    """The routes, for one service: below /v1beta, and below /v1 as newer clients call them."""
-    both = APIRouter(tags=["gemini"])
-    for prefix in ("/v1beta", "/v1"):
-        both.include_router(_routes(service), prefix=prefix)
-    _add_model_routes(both, service)
-    return both
+router = APIRouter(
+    tags=["gemini"], route_class=BodyRoute
+)  # included below /v1beta, and below /v1 as newer clients call it
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(route_class=BodyRoute)
-
-    @router.post("/models/{model}:generateContent")
-    async def generate(
-        request: Request, model: str, body: GenerateRequest, x_pic_policy: POLICY = None
-    ) -> dict[str, Any]:
-        started = time.perf_counter()
-        work = await asyncio.to_thread(_work, service, service.tenant(request), model, body, x_pic_policy)
-        collected = await unless_gone(request, collect(service.events(work, started)))
-        return _response(service, collected)
-
-    @router.post("/models/{model}:streamGenerateContent", response_model=None)
-    async def stream(
-        request: Request, model: str, body: GenerateRequest, x_pic_policy: POLICY = None,
-        alt: Annotated[Literal["sse", "json"], Query()] = "json",
-    ) -> Response:  # fmt: skip
-        started = time.perf_counter()
-        work = await asyncio.to_thread(_work, service, service.tenant(request), model, body, x_pic_policy)
-        events = service.events(work, started)
-        parts = _stream(service, StartedStream(await unless_gone(request, anext(events)), events))
-        return EventStream(_as_events(parts)) if alt == "sse" else ArrayStream(_as_array(parts))
-
-    @router.post("/models/{model}:countTokens")
-    async def count(request: Request, model: str, body: CountTokensRequest) -> dict[str, Any]:
-        tenant, asked = service.tenant(request), body.generate_content_request or body
-        if not asked.contents:
-            raise ApiError(400, "contents: is missing; there is nothing to count", param="contents")
-        work = await asyncio.to_thread(_work, service, tenant, model, asked, None)
-        assert isinstance(work.prompt, ChatPrompt)
-        return {"totalTokens": await unless_gone(request, service.backend.count(work.prompt, tenant))}
-
-    @router.post("/models/{model}:{method}", include_in_schema=False)
-    async def other(method: str) -> None:
-        known = ", ".join(_METHODS)
-        raise ApiError(404, f"{method[:80]}: a model has no such method here; there are {known}")
-
-    _add_cache_routes(router, service)
-    return router
+@router.post("/models/{model}:generateContent", response_model=None)
+async def generate(
+    call: Call, model: str, body: GenerateRequest, x_pic_policy: POLICY = None
+) -> Response | dict[str, Any]:
+    work = await asyncio.to_thread(_work, call, model, body, x_pic_policy)
+    return await respond(call, [work], GeminiForm(call.service.backend.model), False)
 
 
-def _add_model_routes(router: APIRouter, service: Service) -> None:
-    @router.get("/v1beta/models")
-    async def models(request: Request) -> dict[str, Any]:
-        service.tenant(request)
-        return {"models": [gemini_model(service)]}
-
-    @router.get("/v1beta/models/{model}")
-    async def model(request: Request, model: str) -> dict[str, Any]:
-        service.tenant(request)
-        service.require_model(model)
-        return gemini_model(service)
+@router.post("/models/{model}:streamGenerateContent", response_model=None)
+async def stream(
+    call: Call, model: str, body: GenerateRequest, x_pic_policy: POLICY = None,
+    alt: Annotated[Literal["sse", "json"], Query()] = "json",
+) -> Response | dict[str, Any]:  # fmt: skip
+    work = await asyncio.to_thread(_work, call, model, body, x_pic_policy)
+    form = GeminiForm if alt == "sse" else GeminiArrayForm
+    return await respond(call, [work], form(call.service.backend.model), True)
 
 
-def _add_cache_routes(router: APIRouter, service: Service) -> None:
-    @router.post("/cachedContents")
-    async def create(request: Request, body: CachedContent) -> dict[str, Any]:
-        tenant = service.tenant(request)
-        service.require_model(body.model)
-        expires = expiry(service, body.ttl, _seconds(body.expire_time))
-        system = [] if body.system_instruction is None else [_turn(body.system_instruction, "system")]
-        turns = system + [_turn(content) for content in body.contents]
-        lease = compile_turns(service, tenant, turns, expires, body.display_name or "")
-        return _cached(await unless_gone(request, lease))
-
-    @router.get("/cachedContents")
-    def listing(
-        request: Request,
-        size: Annotated[int, Query(ge=0, le=1000, alias="pageSize")] = 100,
-        token: Annotated[str, Query(alias="pageToken")] = "",
-    ) -> dict[str, Any]:
-        size = size or 100
-        leases = service.leases.page(service.tenant(request).id, size + 1, token)
-        more = {"nextPageToken": leases[size - 1].id} if len(leases) > size else {}
-        return {"cachedContents": [_cached(lease) for lease in leases[:size]]} | more
-
-    @router.get("/cachedContents/{name}")
-    def show(request: Request, name: str) -> dict[str, Any]:
-        return _cached(require_lease(service.leases.find(name, service.tenant(request).id), name))
-
-    @router.patch("/cachedContents/{name}")
-    def change(request: Request, name: str, body: CachedChange) -> dict[str, Any]:
-        tenant = service.tenant(request)
-        if body.ttl is None and body.expire_time is None:
-            raise ApiError(400, "ttl: or expireTime must be given; nothing else of a cache changes", param="ttl")
-        expires = expiry(service, body.ttl, _seconds(body.expire_time))
-        return _cached(require_lease(service.leases.extend(name, tenant.id, expires), name))
-
-    @router.delete("/cachedContents/{name}")
-    def remove(request: Request, name: str) -> dict[str, Any]:
-        if not service.leases.remove(name, service.tenant(request).id):
-            raise not_found(f"cache {name[:80]!r}", "cachedContent", "cache_not_found")
-        return {}
+@router.post("/models/{model}:countTokens")
+async def count(call: Call, model: str, body: CountTokensRequest) -> dict[str, Any]:
+    request = body.generate_content_request or body
+    if not request.contents:
+        raise ApiError(400, "contents: is missing; there is nothing to count", param="contents")
+    work = await asyncio.to_thread(_work, call, model, request, None)
+    return {"totalTokens": await count_tokens(call, work)}
 
 
-def _work(service: Service, tenant: Tenant, model: str, body: GenerateRequest, policy: str | None) -> AnswerRequest:
-    service.require_model(model)
+@router.post("/models/{model}:{method}", include_in_schema=False)
+async def other(method: str) -> None:
+    known = ", ".join(_METHODS)
+    raise ApiError(404, f"{method[:80]}: a model has no such method here; there are {known}")
+
+
+@router.post("/cachedContents")
+async def create(call: Call, body: CachedContent) -> dict[str, Any]:
+    call.service.require_model(body.model)
+    expires = expiry(call.service, body.ttl, _seconds(body.expire_time))
+    system = [] if body.system_instruction is None else [_turn(body.system_instruction, "system")]
+    turns = system + [_turn(content) for content in body.contents]
+    return _cached(await call.unless_gone(compile_turns(call, turns, expires, body.display_name or "")))
+
+
+@router.get("/cachedContents")
+def listing(
+    call: Call,
+    size: Annotated[int, Query(ge=0, le=1000, alias="pageSize")] = 100,
+    token: Annotated[str, Query(alias="pageToken")] = "",
+) -> dict[str, Any]:
+    size = size or 100
+    leases = call.service.leases.page(call.tenant.id, size + 1, token)
+    more = {"nextPageToken": leases[size - 1].id} if len(leases) > size else {}
+    return {"cachedContents": [_cached(lease) for lease in leases[:size]]} | more
+
+
+@router.get("/cachedContents/{name}")
+def show(call: Call, name: str) -> dict[str, Any]:
+    return _cached(find_lease(call, name))
+
+
+@router.patch("/cachedContents/{name}")
+def change(call: Call, name: str, body: CachedChange) -> dict[str, Any]:
+    if body.ttl is None and body.expire_time is None:
+        raise ApiError(400, "ttl: or expireTime must be given; nothing else of a cache changes", param="ttl")
+    return _cached(extend_lease(call, name, body.ttl, _seconds(body.expire_time)))
+
+
+@router.delete("/cachedContents/{name}")
+def remove(call: Call, name: str) -> dict[str, Any]:
+    remove_lease(call, name)
+    return {}
+
+
+def _work(call: ApiCall, model: str, body: GenerateRequest, policy: str | None) -> AnswerRequest:
+    call.service.require_model(model)
     config = body.generation_config or Config()
     turns = [_turn(content) for content in body.contents]
     system: list[Piece] = [] if body.system_instruction is None else [*_turn(body.system_instruction).pieces]
     if body.cached_content is not None:
-        lease = require_cache(
-            service.find_cache(tenant), body.cached_content.removeprefix(_PREFIX), "cachedContent"
-        )  # fmt: skip
+        lease = require_cache(call.find_cache, body.cached_content.removeprefix(_PREFIX), "cachedContent")
         system = [*_stored(lease, "system"), *system]
         first = next((i for i, turn in enumerate(turns) if turn.role == "user"), None)
         if first is None:
             raise ApiError(400, "contents: none is a user's", param="contents")
         turns[first] = Turn("user", (*_stored(lease, "user", "assistant"), *turns[first].pieces))
-    seed = secrets.randbits(63) if config.seed is None else config.seed % (1 << 64)
-    temperature = 1.0 if config.temperature is None else config.temperature
-    try:
-        sampling = Sampling(temperature, config.top_p or 1.0, seed, tuple(config.stop_sequences or ()))
-    except InputError as error:
-        raise ApiError(400, str(error), param="generationConfig") from error
     chat = ChatPrompt((*([Turn("system", tuple(system))] if system else []), *turns))
-    linking = linking_of(GenerationRequest(model=model), policy)
-    parsed = AnswerFormat(service.backend.response_template is not None)  # its reasoning is not shown
+    options = GenerationRequest(
+        model=model, temperature=config.temperature, top_p=config.top_p, seed=config.seed, stop=config.stop_sequences
+    )
+    parsed = AnswerFormat(call.service.backend.response_template is not None)  # its reasoning is not shown
     return AnswerRequest(
-        tenant, chat, sampling, config.max_output_tokens, config.candidate_count or 1, None, linking, parsed
+        call.tenant, chat, sampling_of(options), config.max_output_tokens, config.candidate_count or 1, None,
+        linking_of(options, policy), parsed,
     )  # fmt: skip
 
 
@@ -284,79 +239,55 @@ def _cached(lease: Lease) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def gemini_model(service: Service) -> dict[str, Any]:
-    """The model, as Gemini's API has it."""
-    backend = service.backend
-    return {
-        "name": f"models/{backend.model}", "displayName": backend.model, "inputTokenLimit": backend.context_length,
-        "outputTokenLimit": backend.context_length,
-        "supportedGenerationMethods": ["generateContent", "countTokens", "createCachedContent"],
-    }  # fmt: skip
+class GeminiForm(AnswerForm):
+    """The response of generateContent; reasoning and calls are not shown."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self._head = {"modelVersion": model, "responseId": secrets.token_hex(12)}
+
+    def whole(self) -> dict[str, Any]:
+        answers = enumerate(self.latest.listed)
+        candidates = [_candidate(index, answer.text, answer.reason) for index, answer in answers]
+        return self._head | {"candidates": candidates} | self._ended()
+
+    def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
+        if isinstance(event, DeltaEvent):
+            yield self._head | {"candidates": [_candidate(event.index, event.text, None)]}
+        elif isinstance(event, FinishEvent):
+            yield self._head | {"candidates": [_candidate(event.index, "", event.reason)]} | self._ended()
+
+    def error(self, error: ApiError) -> dict[str, Any]:
+        return gemini_error(error)
+
+    def _ended(self) -> dict[str, Any]:
+        usage = usage_of(self.collected)
+        counts = {
+            "promptTokenCount": usage["prompt_tokens"], "candidatesTokenCount": usage["completion_tokens"],
+            "totalTokenCount": usage["total_tokens"],
+            "cachedContentTokenCount": usage["prompt_tokens_details"]["cached_tokens"],
+        }  # fmt: skip
+        return {"usageMetadata": counts, "pic": self.latest.report()}
 
 
-def _response(service: Service, collected: AnswerCollector) -> dict[str, Any]:
-    candidates = [
-        _candidate(index, answer.text, answer.reason) for index, answer in enumerate(collected.listed)
-    ]  # fmt: skip
-    return _head(service) | {"candidates": candidates, "usageMetadata": _usage([collected]), "pic": collected.report()}
+class GeminiArrayForm(GeminiForm):
+    """The same as one JSON array, as Google's API sends it without `alt=sse`."""
 
+    media_type: ClassVar[str] = "application/json"
+    done: ClassVar[bytes] = b"]"
+    _before = b"["
 
-def _head(service: Service) -> dict[str, Any]:
-    return {"modelVersion": service.backend.model, "responseId": secrets.token_hex(12)}
+    def encode(self, chunk: dict[str, Any]) -> bytes:
+        before, self._before = self._before, b",\r\n"
+        return before + json.dumps(chunk, ensure_ascii=False).encode()
+
+    def failed(self, error: ApiError) -> bytes:
+        return super().failed(error) + self.done
 
 
 def _candidate(index: int, text: str, reason: str | None) -> dict[str, Any]:
     ended = {} if reason is None else {"finishReason": _REASONS[reason]}
     return {"index": index, "content": {"role": "model", "parts": [{"text": text}]}} | ended
-
-
-def _usage(works: Sequence[AnswerCollector]) -> dict[str, Any]:
-    usage = usage_of(works)
-    return {
-        "promptTokenCount": usage["prompt_tokens"], "candidatesTokenCount": usage["completion_tokens"],
-        "totalTokenCount": usage["total_tokens"],
-        "cachedContentTokenCount": usage["prompt_tokens_details"]["cached_tokens"],
-    }  # fmt: skip
-
-
-class ArrayStream(EventStream):
-    """A stream that is one JSON array, as Google's API sends it without `alt=sse`."""
-
-    media_type = "application/json"
-
-
-async def _as_events(parts: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(parts):
-        async for part in parts:
-            yield sse(part)
-
-
-async def _as_array(parts: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
-    before = b"["
-    async with aclosing(parts):
-        async for part in parts:
-            yield before + json.dumps(part, ensure_ascii=False).encode()
-            before = b",\r\n"
-    yield b"]"
-
-
-async def _stream(service: Service, events: StartedStream) -> AsyncGenerator[dict[str, Any], None]:
-    """The parts of a response; an error ends it with one."""
-    collected, head = AnswerCollector(), _head(service)
-    try:
-        async for event in events:
-            collected.add(event)
-            if isinstance(event, StartEvent):
-                continue
-            if isinstance(event, DeltaEvent):
-                yield head | {"candidates": [_candidate(event.index, event.text, None)]}
-            elif isinstance(event, FinishEvent):
-                ended = {"candidates": [_candidate(event.index, "", event.reason)]}
-                yield head | ended | {"usageMetadata": _usage([collected]), "pic": collected.report()}
-    except Exception as error:
-        yield gemini_error(ApiError.of(error))
-    finally:
-        await events.aclose()
 
 
 _STATUSES = {

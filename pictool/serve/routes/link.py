@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
 from pictool.core import Sampling
 from pictool.core import Text as TextDocument
@@ -13,31 +13,24 @@ from pictool.errors import InputError
 from pictool.linker.grid import named_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Document, Spec
-from pictool.serve.answers import DONE, sse
+from pictool.serve.answers import DONE, EventStream, sse
 from pictool.serve.bodies import BodyRoute
 from pictool.serve.errors import ApiError
-from pictool.serve.routes.openai import EventStream
 from pictool.serve.schema import LinkDocument, LinkRequest
-from pictool.serve.service import Service, unless_gone
+from pictool.serve.service import Call
+
+router = APIRouter(tags=["link"], route_class=BodyRoute)
 
 
-def link_routes(service: Service, version: str) -> APIRouter:
-    """The route, for one service of a version of pictool."""
-    router = APIRouter(tags=["link"], route_class=BodyRoute)
+@router.post("/v1/link", response_model=None, responses={200: {"content": {"text/event-stream": {}}}})
+async def link(call: Call, body: LinkRequest) -> EventStream:
+    """Link documents and answer a query.
 
-    @router.post("/v1/link", response_model=None, responses={200: {"content": {"text/event-stream": {}}}})
-    async def link(request: Request, body: LinkRequest) -> EventStream:
-        """Link documents and answer a query.
-
-        The events are `{"compiled": {source, tokens}}` for each object that was made, `{"text": …}` for each piece of
-        the answer, `{"report": …, "origin": …}` (as `pic link --json`) at the end, or `{"error": …}`, then `[DONE]`.
-        """
-        tenant = service.tenant(request)
-        events = service.backend.link(_spec_of(body), tenant, body.compare)
-        first = await unless_gone(request, anext(events))
-        return EventStream(_stream(first, events, version))
-
-    return router
+    The events are `{"compiled": {source, tokens}}` for each object that was made, `{"text": …}` for each piece of
+    the answer, `{"report": …, "origin": …}` (as `pic link --json`) at the end, or `{"error": …}`, then `[DONE]`.
+    """
+    events = call.service.backend.link(_spec_of(body), call.tenant, body.compare)
+    return EventStream(_stream(await call.unless_gone(anext(events)), events, call.request.app.version))
 
 
 async def _stream(

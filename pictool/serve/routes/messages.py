@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
-from collections.abc import AsyncGenerator, Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import Field, TypeAdapter
+from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from pictool.serve.answers import AnswerCollector, PartialAnswer, StartedStream, collect, sse
+from pictool.serve.answers import AnswerForm, AnswerPart, PartialAnswer, respond
 from pictool.serve.bodies import BodyRoute, validated
 from pictool.serve.errors import ApiError
-from pictool.serve.routes.openai import POLICY, EventStream, chat_work
+from pictool.serve.routes.openai import POLICY, chat_work, count_tokens
 from pictool.serve.schema import (
     MAX_PARTS,
     MAX_TOOLS,
@@ -26,46 +26,59 @@ from pictool.serve.schema import (
     DocumentPart,
     Ids,
     OtherPart,
+    Part,
+    Parts,
     PicOptions,
+    PromptModel,
     Stops,
     StrictModel,
     TextPart,
 )
-from pictool.serve.service import Service, unless_gone
-from pictool.serve.work import (
-    AnswerRequest,
-    CallEvent,
-    ChatPrompt,
-    DeltaEvent,
-    Event,
-    FinishEvent,
-    ReasoningEvent,
-    Reuse,
-)
+from pictool.serve.service import Call
+from pictool.serve.work import AnswerRequest, CallEvent, Event, ReasoningEvent, Reuse
 
-MAX_MARKS = 4  # of cache_control in a request
-_REFUSED = ("top_k", "container", "context_management", "diagnostics", "mcp_servers")
 _CHAT = TypeAdapter(ChatRequest)
+_LEASE_S = 300.0  # of a marker without a time
 
 
-class Block(StrictModel):
-    """A block of content. Which fields it has depends on its type."""
+class ToolUse(StrictModel):
+    """A call that the model made."""
 
-    type: str
-    text: str | None = None
-    source: Any = None
-    title: str | None = None
-    context: str | None = None
-    citations: Any = None
-    thinking: str | None = None
-    id: str | None = None
-    name: str | None = None
-    input: dict[str, Any] | None = None
-    tool_use_id: str | None = None
-    content: str | Blocks | None = None
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any] = Field(default_factory=dict)
     cache_control: CacheControl | None = None
 
 
+class ToolResult(StrictModel):
+    """What a tool returned."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | Parts | None = None
+    cache_control: CacheControl | None = None
+
+
+class Thinking(StrictModel):
+    """What the model wrote before its answer."""
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+def _kind_of(block: object) -> str:
+    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    return kind if kind in ("tool_use", "tool_result", "thinking") else "part"
+
+
+Block = Annotated[
+    Annotated[ToolUse, Tag("tool_use")]
+    | Annotated[ToolResult, Tag("tool_result")]
+    | Annotated[Thinking, Tag("thinking")]
+    | Annotated[Part, Tag("part")],
+    Discriminator(_kind_of),
+]
 Blocks = Annotated[list[Block], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
@@ -104,8 +117,10 @@ class ThinkingConfig(StrictModel):
     type: str
 
 
-class CountRequest(StrictModel):
+class CountRequest(PromptModel):
     """What makes a prompt."""
+
+    refused = ("top_k", "container", "context_management", "diagnostics", "mcp_servers")
 
     model: str
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
@@ -115,11 +130,6 @@ class CountRequest(StrictModel):
     cache_control: CacheControl | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    top_k: int | None = None
-    container: Any = None
-    context_management: Any = None
-    diagnostics: Any = None
-    mcp_servers: Any = None
     cache_ids: Ids | None = None
 
 
@@ -133,30 +143,18 @@ class MessagesRequest(CountRequest):
     verify: bool | None = None
 
 
-def message_routes(service: Service) -> APIRouter:
-    """The routes, for one service."""
-    router = APIRouter(tags=["anthropic"], route_class=BodyRoute)
+router = APIRouter(tags=["anthropic"], route_class=BodyRoute)
 
-    @router.post("/v1/messages", response_model=None)
-    async def create(request: Request, body: MessagesRequest, x_pic_policy: POLICY = None) -> Response | dict[str, Any]:
-        started = time.perf_counter()
-        work = await chat_work(service, service.tenant(request), _chat_of(body), x_pic_policy)
-        events = service.events(work, started)
-        if body.max_tokens == 0:
-            events = _without_answer(events)
-        form = MessageForm(service.backend.model, work, body.thinking is None or body.thinking.type != "disabled")
-        if not body.stream:
-            return form.whole(await unless_gone(request, collect(events)))
-        return EventStream(form.stream(StartedStream(await unless_gone(request, anext(events)), events)))
 
-    @router.post("/v1/messages/count_tokens")
-    async def count(request: Request, body: CountRequest) -> dict[str, int]:
-        tenant = service.tenant(request)
-        work = await chat_work(service, tenant, _chat_of(body), None)
-        assert isinstance(work.prompt, ChatPrompt)
-        return {"input_tokens": await unless_gone(request, service.backend.count(work.prompt, tenant))}
+@router.post("/v1/messages", response_model=None)
+async def create(call: Call, body: MessagesRequest, x_pic_policy: POLICY = None) -> Response | dict[str, Any]:
+    work = await chat_work(call, _chat_of(body), x_pic_policy, _LEASE_S)
+    return await respond(call, [work], MessageForm(call.service.backend.model, body, work), body.stream)
 
-    return router
+
+@router.post("/v1/messages/count_tokens")
+async def count(call: Call, body: CountRequest) -> dict[str, int]:
+    return {"input_tokens": await count_tokens(call, await chat_work(call, _chat_of(body), None))}
 
 
 # From a request to one of a chat
@@ -164,14 +162,12 @@ def message_routes(service: Service) -> APIRouter:
 
 def _chat_of(body: CountRequest) -> ChatRequest:
     """The request of a chat that asks for the same. Raises ApiError."""
-    for name in _REFUSED:
-        if getattr(body, name):
-            raise ApiError(400, f"{name}: is not supported here; leave it out", param=name)
     if body.messages[-1].role == "assistant":
         raise ApiError(400, "messages: the last one is the assistant's; no answer is prefilled", param="messages")
-    _mark_last(body)
-    messages = [] if body.system is None else [_message("system", body.system)]
-    messages += [message for given in body.messages for message in _messages_of(given)]
+    if body.cache_control is not None:
+        _mark(body.messages[-1], body.cache_control)
+    system = [] if body.system is None else [InputMessage(role="system", content=body.system)]
+    messages = [message for given in (*system, *body.messages) for message in _messages_of(given)]
     tools = [_tool(tool) for tool in body.tools or () if tool.type in (None, "custom")]
     chat: dict[str, Any] = {
         "model": body.model, "messages": messages, "tools": tools, "tool_choice": _choice(body, tools),
@@ -188,90 +184,58 @@ def _chat_of(body: CountRequest) -> ChatRequest:
     return validated(_CHAT, chat)
 
 
-def _mark_last(body: CountRequest) -> None:
-    """Check the markers; that of the whole request is one of its last block. Raises ApiError."""
-    last = body.messages[-1]
-    if body.cache_control is not None:
-        if isinstance(last.content, str):
-            last.content = [Block(type="text", text=last.content)]
-        if last.content and last.content[-1].cache_control is None:
-            last.content[-1].cache_control = body.cache_control
-    system = body.system if isinstance(body.system, list) else []
-    contents = [message.content for message in body.messages if isinstance(message.content, list)]
-    blocks = [*system, *(block for content in contents for block in _nested(content)), *(body.tools or ())]
-    marks = [block.cache_control for block in blocks if block.cache_control is not None]
-    if len(marks) > MAX_MARKS:
-        raise ApiError(
-            400, f"cache_control: {len(marks)} blocks have one; {MAX_MARKS} at most", param="cache_control"
-        )  # fmt: skip
-    for mark in marks:
-        mark.ttl = mark.ttl or "5m"
+def _mark(message: InputMessage, mark: CacheControl) -> None:
+    """Give the marker of a whole request to its last block, unless that has one."""
+    if isinstance(message.content, str):
+        message.content = [TextPart(type="text", text=message.content)]
+    last = message.content[-1] if message.content else None
+    if isinstance(last, TextPart | DocumentPart | ToolResult):
+        last.cache_control = last.cache_control or mark
 
 
-def _nested(blocks: list[Block]) -> Iterator[Block]:
+def _parts(blocks: Iterable[Any]) -> list[Any]:
+    """Blocks as the parts of a chat's message; those that are none are refused by their type. Raises ApiError."""
+    parts = list[Any]()
     for block in blocks:
-        yield block
-        yield from _nested(block.content) if isinstance(block.content, list) else ()
-
-
-def _message(role: str, content: str | list[Block], **more: Any) -> ChatMessage:
-    parts = content if isinstance(content, str) else [_part(block) for block in content]
-    return ChatMessage(role=role, content=parts, **more)  # type: ignore[arg-type]
-
-
-def _part(block: Block) -> Any:
-    """A part of a chat's message. Raises ApiError."""
-    if block.type == "text":
-        return TextPart(type="text", text=_required(block, "text"), cache_control=block.cache_control)
-    if block.type == "document":
-        if isinstance(block.citations, dict) and block.citations.get("enabled"):
+        if isinstance(block, DocumentPart) and block.citations is not None and block.citations.get("enabled"):
             raise ApiError(400, "citations: are not supported here; leave them out", param="citations")
-        names = ("source", "title", "context", "cache_control")
-        fields = {"type": "document"} | {name: getattr(block, name) for name in names}
-        return validated(TypeAdapter(DocumentPart), fields, "messages")
-    return OtherPart(type=block.type)  # which is refused by its name
+        parts.append(OtherPart(type=block.type) if isinstance(block, ToolUse | ToolResult | Thinking) else block)
+    return parts
 
 
-def _required(block: Block, name: str) -> Any:
-    value = getattr(block, name)
-    if value is None:
-        raise ApiError(400, f"messages: a block of type {block.type[:80]} needs {name}", param="messages")
-    return value
-
-
-def _messages_of(given: InputMessage) -> Iterator[ChatMessage]:
+def _messages_of(given: InputMessage) -> list[ChatMessage]:
     """The messages of a chat: each result of a tool is one of its own."""
     if isinstance(given.content, str):
-        yield _message(given.role, given.content)
-    elif given.role == "assistant":
-        yield _assistant(given.content)
-    else:
-        open_blocks = list[Block]()
-        for block in given.content:
-            if block.type != "tool_result":
-                open_blocks.append(block)
-                continue
-            if open_blocks:
-                yield _message(given.role, open_blocks)
-            open_blocks = []
-            name = _required(block, "tool_use_id")
-            yield _message("tool", block.content or "", cache_control=block.cache_control, tool_call_id=name)
-        if open_blocks or not given.content:
-            yield _message(given.role, open_blocks)
+        return [ChatMessage(role=given.role, content=given.content)]
+    if not given.content:
+        return [ChatMessage(role=given.role, content=[])]
+    if given.role == "assistant":
+        return [_assistant(given.content)]
+    messages = list[ChatMessage]()
+    for is_result, blocks in groupby(given.content, lambda block: isinstance(block, ToolResult)):
+        if is_result:
+            messages += map(_result, blocks)
+        else:
+            messages.append(ChatMessage(role=given.role, content=_parts(blocks)))
+    return messages
 
 
-def _assistant(blocks: list[Block]) -> ChatMessage:
+def _result(result: Any) -> ChatMessage:
+    content = _parts(result.content) if isinstance(result.content, list) else result.content or ""
+    more = {"tool_call_id": result.tool_use_id}
+    return ChatMessage(role="tool", content=content, cache_control=result.cache_control, **more)
+
+
+def _assistant(blocks: list[Any]) -> ChatMessage:
     """A turn of the model's: its texts, and beside them its reasoning and its calls."""
     texts = [block for block in blocks if block.type not in ("tool_use", "thinking", "redacted_thinking")]
-    reasoning = "".join(_required(block, "thinking") for block in blocks if block.type == "thinking")
-    calls = [
-        {"id": _required(block, "id"), "type": "function",
-         "function": {"name": _required(block, "name"), "arguments": block.input or {}}}
-        for block in blocks if block.type == "tool_use"
-    ]  # fmt: skip
-    mark = next((block.cache_control for block in blocks if block.type == "tool_use" and block.cache_control), None)
+    reasoning = "".join(block.thinking for block in blocks if isinstance(block, Thinking))
+    uses = [block for block in blocks if isinstance(block, ToolUse)]
+    calls = [{"id": use.id, "type": "function", "function": {"name": use.name, "arguments": use.input}} for use in uses]
+    mark = next((use.cache_control for use in uses if use.cache_control), None)
     more: dict[str, Any] = {"reasoning_content": reasoning, "thinking": reasoning} if reasoning else {}
-    return _message("assistant", texts, cache_control=mark, **more, **({"tool_calls": calls} if calls else {}))
+    more |= {"tool_calls": calls} if calls else {}
+    return ChatMessage(role="assistant", content=_parts(texts), cache_control=mark, **more)
 
 
 def _tool(tool: ToolDefinition) -> dict[str, Any]:
@@ -295,75 +259,60 @@ def _choice(body: CountRequest, tools: list[dict[str, Any]]) -> str | dict[str, 
 # From events to messages
 
 
-async def _without_answer(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    """What is left of one token's answer where none was asked for: the prompt was read, and its texts are kept."""
-    try:
-        async for event in events:
-            if isinstance(event, FinishEvent):
-                yield FinishEvent(event.index, "length", 0)
-            elif not isinstance(event, DeltaEvent | ReasoningEvent | CallEvent):
-                yield event
-    finally:
-        await events.aclose()
+class MessageForm(AnswerForm):
+    """A message of an answer. One of no tokens has none: the prompt was read, and its texts are kept."""
 
-
-class MessageForm:
-    """A message of an answer, whole and as events.
-
-    Args:
-        has_thinking: whether the model's reasoning is shown.
-    """
-
-    def __init__(self, model: str, work: AnswerRequest, has_thinking: bool) -> None:
-        self._id, self._model, self._has_thinking = f"msg_{secrets.token_hex(12)}", model, has_thinking
+    def __init__(self, model: str, body: MessagesRequest, work: AnswerRequest) -> None:
+        super().__init__()
+        self._id, self._model, self._is_empty = f"msg_{secrets.token_hex(12)}", model, body.max_tokens == 0
+        self._has_thinking = body.thinking is None or body.thinking.type != "disabled"
         self._is_long = work.ttl_s is not None and work.ttl_s > 300
+        self._opened: type[AnswerPart] | None = None  # the type of the block that is open
+        self._index, self._has_begun = -1, False
 
-    def whole(self, collected: AnswerCollector) -> dict[str, Any]:
-        answer = collected.answers[0]
-        parts = [part for part in answer.merged if self._is_shown(part)]
-        return self._head(collected, answer) | {
-            "content": [_block(part) | _delta(part, whole=True) for part in parts], "pic": collected.report()
-        }  # fmt: skip
+    def whole(self) -> dict[str, Any]:
+        content = [_block(part) for part in self._answer.merged if self._is_shown(part)]
+        return self._head(self._answer) | {"content": content, "pic": self.latest.report()}
 
-    async def stream(self, events: StartedStream) -> AsyncGenerator[bytes, None]:
-        """The events of a message; an error ends it with one."""
-        collected, opened, index, has_begun = AnswerCollector(), None, -1, False
-        try:
-            async for event in events:
-                collected.add(event)
-                if not has_begun:
-                    has_begun = True
-                    head = self._head(collected, PartialAnswer()) | {"content": []}
-                    yield _event("message_start", message=head)
-                if not isinstance(event, DeltaEvent | ReasoningEvent | CallEvent) or not self._is_shown(event):
-                    continue
-                if opened is not type(event) or isinstance(event, CallEvent):
-                    if opened is not None:
-                        yield _event("content_block_stop", index=index)
-                    opened, index = type(event), index + 1
-                    yield _event("content_block_start", index=index, content_block=_block(event))
-                yield _event("content_block_delta", index=index, delta=_delta(event))
-            if opened is not None:
-                yield _event("content_block_stop", index=index)
-            head = self._head(collected, collected.answers[0])
-            delta = {name: head[name] for name in ("stop_reason", "stop_sequence")}
-            yield _event("message_delta", delta=delta, usage=head["usage"], pic=collected.report())
-            yield _event("message_stop")
-        except Exception as error:
-            yield sse(messages_error(ApiError.of(error)), "error")
-        finally:
-            await events.aclose()
+    def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
+        if not self._has_begun:
+            self._has_begun = True
+            yield {"type": "message_start", "message": self._head(PartialAnswer()) | {"content": []}}
+        if self._is_empty or not isinstance(event, AnswerPart) or not self._is_shown(event):
+            return
+        if self._opened is not type(event) or isinstance(event, CallEvent):
+            yield from self._close()
+            self._opened, self._index = type(event), self._index + 1
+            yield {"type": "content_block_start", "index": self._index, "content_block": _block(_emptied(event))}
+        yield {"type": "content_block_delta", "index": self._index, "delta": _delta(event)}
 
-    def _is_shown(self, part: DeltaEvent | ReasoningEvent | CallEvent) -> bool:
-        return bool(isinstance(part, CallEvent) or part.text) and (
-            self._has_thinking or not isinstance(part, ReasoningEvent)
-        )
+    def end(self) -> Iterator[dict[str, Any]]:
+        yield from self._close()
+        head = self._head(self._answer)
+        delta = {name: head[name] for name in ("stop_reason", "stop_sequence")}
+        yield {"type": "message_delta", "delta": delta, "usage": head["usage"], "pic": self.latest.report()}
+        yield {"type": "message_stop"}
 
-    def _head(self, collected: AnswerCollector, answer: PartialAnswer) -> dict[str, Any]:
+    def error(self, error: ApiError) -> dict[str, Any]:
+        return messages_error(error)
+
+    def _close(self) -> list[dict[str, Any]]:
+        return [] if self._opened is None else [{"type": "content_block_stop", "index": self._index}]
+
+    @property
+    def _answer(self) -> PartialAnswer:
+        return PartialAnswer(reason="length") if self._is_empty else self.latest.answers[0]
+
+    def _is_shown(self, part: AnswerPart) -> bool:
+        if isinstance(part, CallEvent):
+            return True
+        return bool(part.text) and (self._has_thinking or not isinstance(part, ReasoningEvent))
+
+    def _head(self, answer: PartialAnswer) -> dict[str, Any]:
         return {
             "id": self._id, "type": "message", "role": "assistant", "model": self._model,
             "stop_reason": _reason(answer), "stop_sequence": answer.stop,
-            "usage": self._usage(collected.reuse, answer.num_tokens),
+            "usage": self._usage(self.latest.reuse, answer.num_tokens),
         }  # fmt: skip
 
     def _usage(self, reuse: Reuse, num_generated: int) -> dict[str, Any]:
@@ -388,27 +337,25 @@ def _reason(answer: PartialAnswer) -> str | None:
     return None
 
 
-def _block(part: DeltaEvent | ReasoningEvent | CallEvent) -> dict[str, Any]:
-    """A block as it begins."""
+def _block(part: AnswerPart) -> dict[str, Any]:
     if isinstance(part, CallEvent):
-        return {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+        return {"type": "tool_use", "id": part.id, "name": part.name, "input": json.loads(part.arguments)}
     if isinstance(part, ReasoningEvent):
-        return {"type": "thinking", "thinking": "", "signature": ""}
-    return {"type": "text", "text": ""}
+        return {"type": "thinking", "thinking": part.text, "signature": ""}
+    return {"type": "text", "text": part.text}
 
 
-def _delta(part: DeltaEvent | ReasoningEvent | CallEvent, whole: bool = False) -> dict[str, Any]:
-    """What is added to a block by an event; or (whole) the fields of the block of all its events."""
-    if isinstance(part, CallEvent) and whole:
-        return {"input": json.loads(part.arguments)}
+def _emptied(part: AnswerPart) -> AnswerPart:
+    """A part as it begins."""
+    return replace(part, arguments="{}") if isinstance(part, CallEvent) else replace(part, text="")
+
+
+def _delta(part: AnswerPart) -> dict[str, Any]:
+    """What a part adds to its block."""
     if isinstance(part, CallEvent):
         return {"type": "input_json_delta", "partial_json": part.arguments}
     name = "thinking" if isinstance(part, ReasoningEvent) else "text"
-    return {name: part.text} if whole else {"type": f"{name}_delta", name: part.text}
-
-
-def _event(name: str, **fields: Any) -> bytes:
-    return sse({"type": name} | fields, name)
+    return {"type": f"{name}_delta", name: part.text}
 
 
 # Errors
@@ -433,13 +380,3 @@ def messages_error(error: ApiError, request_id: str | None = None) -> dict[str, 
     """An error in this form, with the fields of OpenAI's."""
     body = error.body()["error"] | {"type": _TYPES.get(messages_status(error), "api_error")}
     return {"type": "error", "error": body, "request_id": request_id}
-
-
-def messages_model(service: Service) -> dict[str, Any]:
-    """The model in this form."""
-    backend = service.backend
-    created = datetime.fromtimestamp(backend.created, UTC).isoformat().replace("+00:00", "Z")
-    return {
-        "type": "model", "id": backend.model, "display_name": backend.model, "created_at": created,
-        "max_input_tokens": backend.context_length, "max_tokens": backend.context_length, "lifecycle": "active",
-    }  # fmt: skip

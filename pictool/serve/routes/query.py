@@ -5,38 +5,36 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import Response, StreamingResponse
 
-from pictool.serve.answers import DONE, Form, sse
+from pictool.serve.answers import DONE, EventStream, sse
 from pictool.serve.bodies import read_text
-from pictool.serve.routes.openai import EventStream
-from pictool.serve.service import Service, unless_gone
-from pictool.serve.work import FinishEvent
+from pictool.serve.service import Call
 from pictool.spans.reading import MAX_NODES
 
 _PIECE = 64  # choices that are written before other requests come in between
 
 
-def query_routes(service: Service) -> APIRouter:
-    """The route, for one service."""
-    router = APIRouter(tags=["queries"])
-    body = {"content": {"text/plain": {"schema": {"type": "string"}}, "application/json": {"schema": {}}}}
+router = APIRouter(tags=["queries"])
+_BODY = {"content": {"text/plain": {"schema": {"type": "string"}}, "application/json": {"schema": {}}}}
 
-    @router.post("/v1/query/execute", response_model=None, openapi_extra={"requestBody": body})
-    async def execute(request: Request, stream: bool = False) -> Response:
-        tenant = service.tenant(request)
-        text = await read_text(request, 4 * MAX_NODES)
-        texts = await unless_gone(request, service.backend.execute(text, tenant))
-        form = Form(f"query-{secrets.token_hex(12)}", service.backend.model, False)
-        if stream:
-            return EventStream(_events(form, texts))
-        return StreamingResponse(_whole(form.head("text_completion"), texts), media_type="application/json")
 
-    return router
+@router.post("/v1/query/execute", response_model=None, openapi_extra={"requestBody": _BODY})
+async def execute(call: Call, stream: bool = False) -> Response:
+    text = await read_text(call.request, 4 * MAX_NODES)
+    texts = await call.unless_gone(call.service.backend.execute(text, call.tenant))
+    head = {
+        "id": f"query-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time()),
+        "model": call.service.backend.model,
+    }  # fmt: skip
+    if stream:
+        return EventStream(_events(head, texts))
+    return StreamingResponse(_whole(head, texts), media_type="application/json")
 
 
 async def _whole(head: dict[str, Any], texts: Sequence[str]) -> AsyncGenerator[bytes, None]:
@@ -55,11 +53,10 @@ def _choice(index: int, text: str) -> dict[str, Any]:
     return {"index": index, "text": text, "message": message, "finish_reason": "stop", "logprobs": None}
 
 
-async def _events(form: Form, texts: Sequence[str]) -> AsyncGenerator[bytes, None]:
+async def _events(head: dict[str, Any], texts: Sequence[str]) -> AsyncGenerator[bytes, None]:
     for index, text in enumerate(texts):
-        event = form.chunk(index, FinishEvent(index, "stop", 0))
-        event["choices"][0] |= {"text": text, "delta": {"role": "assistant", "content": text}}
-        yield sse(event)
+        choice = _choice(index, text)
+        yield sse(head | {"choices": [choice | {"delta": choice["message"]}]})
         if (index + 1) % _PIECE == 0:
             await asyncio.sleep(0)
     yield DONE

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from pictool.serve.answers import AnswerCollector, StartedStream, sse, token_report, usage_of
+from pictool.serve.answers import AnswerCollector, AnswerForm, respond, usage_of
 from pictool.serve.bodies import BodyRoute, validated
 from pictool.serve.errors import ApiError, not_found
 from pictool.serve.kept import KeptResponse
-from pictool.serve.routes.openai import POLICY, EventStream, chat_work, page
+from pictool.serve.routes.openai import POLICY, chat_work, count_tokens, page_after, token_report
 from pictool.serve.schema import (
     MAX_PARTS,
     ChatMessage,
@@ -27,23 +27,13 @@ from pictool.serve.schema import (
     Objects,
     OtherPart,
     PicOptions,
+    PromptModel,
     StrictModel,
     TextPart,
 )
-from pictool.serve.service import Service, unless_gone
-from pictool.serve.tenants import Tenant
-from pictool.serve.work import (
-    AnswerRequest,
-    CallEvent,
-    ChatPrompt,
-    DeltaEvent,
-    Event,
-    FinishEvent,
-    ReasoningEvent,
-    TokenInfo,
-)
+from pictool.serve.service import ApiCall, Call
+from pictool.serve.work import AnswerRequest, CallEvent, DeltaEvent, Event, FinishEvent, ReasoningEvent, TokenInfo
 
-_REFUSED = ("background", "conversation", "prompt", "moderation", "context_management")
 _REFERENCE = "item_reference"
 _CHAT = TypeAdapter(ChatRequest)
 _LEASE_S = 1800.0  # the only time that prompt_cache_options has
@@ -90,8 +80,10 @@ class CacheOptions(StrictModel):
     ttl: Literal["30m"] | None = None
 
 
-class PromptRequest(StrictModel):
+class PromptRequest(PromptModel):
     """What makes a prompt."""
+
+    refused = ("background", "conversation", "prompt", "moderation", "context_management")
 
     model: str
     input: str | Annotated[list[InputItem], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
@@ -101,11 +93,6 @@ class PromptRequest(StrictModel):
     tool_choice: str | dict[str, Any] | None = None
     text: TextConfig | None = None
     truncation: str | None = None
-    background: bool | None = None
-    conversation: Any = None
-    prompt: Any = None
-    moderation: Any = None
-    context_management: Any = None
     cache_ids: Ids | None = None
 
 
@@ -125,78 +112,63 @@ class ResponsesRequest(PromptRequest):
     verify: bool | None = None
 
 
-def response_routes(service: Service) -> APIRouter:
-    """The routes, for one service."""
-    router = APIRouter(tags=["openai"], route_class=BodyRoute)
-
-    @router.post("/v1/responses", response_model=None)
-    async def create(
-        request: Request, body: ResponsesRequest, x_pic_policy: POLICY = None
-    ) -> Response | dict[str, Any]:
-        started, tenant = time.perf_counter(), service.tenant(request)
-        previous = _previous(service, tenant, body)
-        _resolve(service, tenant, body)
-        work = await chat_work(service, tenant, _chat_of(body, previous), x_pic_policy)
-        if body.prompt_cache_options is not None and body.prompt_cache_options.ttl is not None:
-            work = replace(work, ttl_s=_LEASE_S)
-        form = ResponseForm(service, tenant, body, work, previous)
-        events = service.events(work, started)
-        if not body.stream:
-            return await unless_gone(request, form.whole(events))
-        return EventStream(form.stream(StartedStream(await unless_gone(request, anext(events)), events)))
-
-    @router.post("/v1/responses/input_tokens")
-    async def count(request: Request, body: PromptRequest) -> dict[str, Any]:
-        tenant = service.tenant(request)
-        _resolve(service, tenant, body)
-        work = await chat_work(service, tenant, _chat_of(body, _previous(service, tenant, body)), None)
-        assert isinstance(work.prompt, ChatPrompt)
-        num_tokens = await unless_gone(request, service.backend.count(work.prompt, tenant))
-        return {"object": "response.input_tokens", "input_tokens": num_tokens}
-
-    _add_kept_routes(router, service)
-    return router
+router = APIRouter(tags=["openai"], route_class=BodyRoute)
 
 
-def _add_kept_routes(router: APIRouter, service: Service) -> None:
-    def kept(request: Request, name: str) -> KeptResponse:
-        found = service.responses.find(service.tenant(request).id, name)
-        if found is None:
-            raise not_found(f"response {name[:80]!r}", "response_id", "response_not_found")
-        return found
+@router.post("/v1/responses", response_model=None)
+async def create(call: Call, body: ResponsesRequest, x_pic_policy: POLICY = None) -> Response | dict[str, Any]:
+    previous = _previous(call, body)
+    work = await chat_work(call, _chat_of(call, body, previous), x_pic_policy)
+    if body.prompt_cache_options is not None and body.prompt_cache_options.ttl is not None:
+        work = replace(work, ttl_s=_LEASE_S)
+    return await respond(call, [work], ResponseForm(call, body, work, previous), body.stream)
 
-    @router.get("/v1/responses/{name}")
-    def show(request: Request, name: str, stream: bool = False) -> dict[str, Any]:
-        if stream:
-            raise ApiError(400, "stream: a response that is over is not streamed; leave it out", param="stream")
-        return kept(request, name).body
 
-    @router.delete("/v1/responses/{name}")
-    def remove(request: Request, name: str) -> dict[str, Any]:
-        kept(request, name)
-        service.responses.remove(service.tenant(request).id, name)
-        return {"id": name, "object": "response", "deleted": True}
+@router.post("/v1/responses/input_tokens")
+async def count(call: Call, body: PromptRequest) -> dict[str, Any]:
+    work = await chat_work(call, _chat_of(call, body, _previous(call, body)), None)
+    return {"object": "response.input_tokens", "input_tokens": await count_tokens(call, work)}
 
-    @router.get("/v1/responses/{name}/input_items")
-    def items(
-        request: Request, name: str, limit: Annotated[int, Query(ge=1, le=100)] = 20, after: str = "",
-        order: Literal["asc", "desc"] = "desc",
-    ) -> dict[str, Any]:  # fmt: skip
-        given = kept(request, name).given
-        listed = given if order == "asc" else given[::-1]
-        if after:
-            listed = listed[next((i + 1 for i, item in enumerate(listed) if item["id"] == after), len(listed)) :]
-        return page(listed[:limit], len(listed) > limit)
+
+def _kept(call: Call, name: str) -> KeptResponse:
+    found = call.service.responses.find(call.tenant.id, name)
+    if found is None:
+        raise not_found(f"response {name[:80]!r}", "response_id", "response_not_found")
+    return found
+
+
+Kept = Annotated[KeptResponse, Depends(_kept)]
+
+
+@router.get("/v1/responses/{name}")
+def show(kept: Kept, stream: bool = False) -> dict[str, Any]:
+    if stream:
+        raise ApiError(400, "stream: a response that is over is not streamed; leave it out", param="stream")
+    return kept.body
+
+
+@router.delete("/v1/responses/{name}")
+def remove(call: Call, kept: Kept, name: str) -> dict[str, Any]:
+    call.service.responses.remove(call.tenant.id, name)
+    return {"id": name, "object": "response", "deleted": True}
+
+
+@router.get("/v1/responses/{name}/input_items")
+def items(
+    kept: Kept, limit: Annotated[int, Query(ge=1, le=100)] = 20, after: str = "",
+    order: Literal["asc", "desc"] = "desc",
+) -> dict[str, Any]:  # fmt: skip
+    return page_after(kept.given if order == "asc" else kept.given[::-1], limit, after)
 
 
 # From a request to one of a chat
 
 
-def _previous(service: Service, tenant: Tenant, body: PromptRequest) -> KeptResponse | None:
+def _previous(call: ApiCall, body: PromptRequest) -> KeptResponse | None:
     """The response that a request follows. Raises ApiError 400: it is lost, deleted, or another tenant's."""
     if body.previous_response_id is None:
         return None
-    found = service.responses.find(tenant.id, body.previous_response_id)
+    found = call.service.responses.find(call.tenant.id, body.previous_response_id)
     if found is None:
         raise ApiError(
             400, f"previous_response_id: there is no response {body.previous_response_id[:80]!r} here; send its items",
@@ -205,33 +177,33 @@ def _previous(service: Service, tenant: Tenant, body: PromptRequest) -> KeptResp
     return found
 
 
-def _resolve(service: Service, tenant: Tenant, body: PromptRequest) -> None:
-    """Put kept items in the places of those that are named by their ids. Raises ApiError 400: one is not kept."""
-    if not isinstance(body.input, list) or all(item.type != _REFERENCE for item in body.input):
-        return
-    kept = service.responses.items(tenant.id)
-    for index, item in enumerate(body.input):
+def _resolved(call: ApiCall, items: list[InputItem]) -> list[InputItem]:
+    """Items, with kept ones in the places of those that are named by their ids. Raises ApiError 400: one is not."""
+    resolved = list[InputItem]()
+    for item in items:
         if item.type == _REFERENCE:
-            if (found := kept.get(item.id or "")) is None:
+            if (kept := call.service.responses.item(call.tenant.id, item.id or "")) is None:
                 raise ApiError(
                     400, f"input: {_REFERENCE} {str(item.id)[:80]!r} is not kept here; send the item", param="input"
                 )
-            body.input[index] = InputItem.model_validate(found.value)
+            item = InputItem.model_validate(kept)
+        resolved.append(item)
+    return resolved
 
 
-def _chat_of(body: PromptRequest, previous: KeptResponse | None) -> ChatRequest:
-    """The request of a chat that asks for the same. Raises ApiError."""
-    for name in _REFUSED:
-        if getattr(body, name):
-            raise ApiError(400, f"{name}: is not supported here; leave it out", param=name)
+def _chat_of(call: ApiCall, body: PromptRequest, previous: KeptResponse | None) -> ChatRequest:
+    """The request of a chat that asks for the same; its items are resolved. Raises ApiError."""
     if body.truncation not in (None, "disabled"):
         raise ApiError(400, "truncation: nothing is dropped here; leave it out", param="truncation")
-    if body.input is None or body.input == []:
+    if not isinstance(body.input, list):
+        text = [] if body.input is None else [InputPart(type="input_text", text=body.input)]
+        body.input = [InputItem(role="user", content=text)] if text else []
+    if not body.input:
         raise ApiError(400, "input: is missing; send a text, or the items that come next", param="input")
+    body.input = _resolved(call, body.input)
     messages = [ChatMessage(role="system", content=body.instructions)] if body.instructions else []
-    own = body.input if isinstance(body.input, list) else [InputItem(role="user", content=body.input)]
     before = [] if previous is None else [*map(InputItem.model_validate, previous.history)]
-    messages += _messages([*before, *own])
+    messages += _messages([*before, *body.input])
     functions = [tool for tool in body.tools or () if tool.get("type") == "function"]
     chat: dict[str, Any] = {
         "model": body.model, "messages": messages, "tools": list(map(_tool, functions)), "cache_ids": body.cache_ids,
@@ -334,135 +306,117 @@ def _format(text: TextConfig | None) -> dict[str, Any] | None:
 # From events to responses
 
 
-class ResponseForm:
-    """A response of an answer, as events; the last one has it whole. It is kept, unless the request says no."""
+class ResponseForm(AnswerForm):
+    """A response of an answer. It is kept, unless the request says no."""
 
     def __init__(
-        self, service: Service, tenant: Tenant, body: ResponsesRequest, work: AnswerRequest,
-        previous: KeptResponse | None,
-    ) -> None:  # fmt: skip
-        self._service, self._tenant, self._body, self._work, self._previous = service, tenant, body, work, previous
-        self._id, self._created = f"resp_{secrets.token_hex(12)}", int(service.clock())
+        self, call: ApiCall, body: ResponsesRequest, work: AnswerRequest, previous: KeptResponse | None
+    ) -> None:
+        super().__init__()
+        self._call, self._body, self._work, self._previous = call, body, work, previous
+        self._id, self._created = f"resp_{secrets.token_hex(12)}", int(call.service.clock())
         self._output, self._tokens, self._number = list[dict[str, Any]](), list[TokenInfo](), -1
+        self._open: dict[str, Any] | None = None  # the item to which more may come, the last of the output
 
-    async def whole(self, events: AsyncGenerator[Event, None]) -> dict[str, Any]:
-        last: dict[str, Any] = {}
-        async for event in self._events(events):
-            last = event
-        response: dict[str, Any] = last["response"]
-        return response
+    def whole(self) -> dict[str, Any]:
+        return self._response()
 
-    async def stream(self, events: StartedStream) -> AsyncGenerator[bytes, None]:
-        """The events of a response; an error ends it with one."""
-        try:
-            async for event in self._events(events):
-                yield sse(event, event["type"])
-        except Exception as error:
-            told = ApiError.of(error).body()["error"]
-            yield sse(self._event("error", code=told["code"], message=told["message"], param=told["param"]), "error")
-        finally:
-            await events.aclose()
-
-    async def _events(self, events: AsyncIterator[Event]) -> AsyncGenerator[dict[str, Any], None]:
-        collected, has_begun = AnswerCollector(), False
-        async for event in events:
-            collected.add(event)
-            if not has_begun:
-                has_begun = True
-                for name in ("response.created", "response.in_progress"):
-                    yield self._event(name, response=self._response("in_progress"))
-            if isinstance(event, DeltaEvent | ReasoningEvent | CallEvent):
-                for told in self._more(event):
-                    yield told
-            elif isinstance(event, FinishEvent):
-                for told in self._end(event.reason == "length"):
-                    yield told
-        status = "incomplete" if collected.answers[0].reason == "length" else "completed"
-        response = self._response(status, collected)
-        if self._body.store is not False:
-            self._service.responses.add(self._tenant.id, response, _given(self._body), self._previous)
-        yield self._event(f"response.{status}", response=response)
-
-    def _more(self, event: DeltaEvent | ReasoningEvent | CallEvent) -> list[dict[str, Any]]:
-        """The events of more of an answer: what it adds to the item that is open, or to a new one."""
+    def chunks(self, event: Event) -> Iterator[dict[str, Any]]:
+        if self._number < 0:
+            for name in ("response.created", "response.in_progress"):
+                yield self._event(name, response=self._response("in_progress"))
         if isinstance(event, CallEvent):
-            return [*self._end(), *self._call(event)]
-        self._tokens += event.tokens if isinstance(event, DeltaEvent) else ()
-        if not event.text:
-            return []
-        kind, told = ("message" if isinstance(event, DeltaEvent) else "reasoning"), list[dict[str, Any]]()
-        if not self._is_open(kind):
-            told += [*self._end(), *self._begin(kind)]
-        item = self._output[-1]
-        item["content"][0]["text"] += event.text
-        logprobs = self._logprobs(item) if kind == "message" else {}
-        name = "response.output_text.delta" if kind == "message" else "response.reasoning_text.delta"
-        return [*told, self._event(name, **self._place(), delta=event.text, **logprobs)]
+            yield from self._close()
+            yield from self._function_call(event)
+        elif isinstance(event, FinishEvent):
+            yield from self._close(is_cut=event.reason == "length")
+        elif isinstance(event, DeltaEvent | ReasoningEvent):
+            self._tokens += event.tokens if isinstance(event, DeltaEvent) else ()
+            if event.text:
+                yield from self._text(event.text, "message" if isinstance(event, DeltaEvent) else "reasoning")
 
-    def _logprobs(self, item: dict[str, Any]) -> dict[str, Any]:
-        tokens, self._tokens = [token_report(token) for token in self._tokens], []
-        item["content"][0]["logprobs"] += tokens
+    def end(self) -> Iterator[dict[str, Any]]:
+        response = self._response()
+        if self._body.store is not False:
+            self._call.service.responses.add(self._call.tenant.id, response, _given(self._body), self._previous)
+        yield self._event(f"response.{response['status']}", response=response)
+
+    def error(self, error: ApiError) -> dict[str, Any]:
+        body = error.body()["error"]
+        return self._event("error", **{name: body[name] for name in ("code", "message", "param")})
+
+    def _text(self, text: str, kind: Literal["message", "reasoning"]) -> Iterator[dict[str, Any]]:
+        """More of an item: the one that is open, or a new one."""
+        if self._open is None or self._open["type"] != kind:
+            yield from self._close()
+            yield from self._begin(kind)
+        part = self._output[-1]["content"][0]
+        part["text"] += text
+        yield self._event(f"response.{part['type']}.delta", **self._place(), delta=text, **self._logprobs(part))
+
+    def _logprobs(self, part: dict[str, Any]) -> dict[str, Any]:
+        """Those of the tokens that have come since the last ones, which are added to a part that has any."""
+        if "logprobs" not in part:
+            return {}
+        tokens, self._tokens = list(map(token_report, self._tokens)), []
+        part["logprobs"] += tokens
         return {"logprobs": tokens}
 
-    def _is_open(self, kind: str) -> bool:
-        return bool(self._output) and self._output[-1]["type"] == kind and self._output[-1]["status"] == "in_progress"
-
-    def _begin(self, kind: str) -> list[dict[str, Any]]:
+    def _begin(self, kind: Literal["message", "reasoning"]) -> Iterator[dict[str, Any]]:
         item: dict[str, Any] = {"id": f"{kind[:2]}_{secrets.token_hex(12)}", "type": kind, "status": "in_progress"}
-        part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
         item |= {"role": "assistant", "content": []} if kind == "message" else {"summary": [], "content": []}
+        part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
         if kind == "message":
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         self._output.append(item)
-        added = self._event("response.output_item.added", output_index=len(self._output) - 1, item=_copied(item))
+        self._open = item
+        yield self._item_event("added", item)
         item["content"].append(part)
-        return [added, self._event("response.content_part.added", **self._place(), part=dict(part))]
+        yield self._event("response.content_part.added", **self._place(), part=dict(part))
 
-    def _end(self, is_cut: bool = False) -> list[dict[str, Any]]:
+    def _close(self, is_cut: bool = False) -> Iterator[dict[str, Any]]:
         """The end of the item that is open, if any."""
-        if not self._output or self._output[-1]["status"] != "in_progress":
-            return []
-        item = self._output[-1]
+        if self._open is None:
+            return
+        item, self._open = self._open, None
         item["status"] = "incomplete" if is_cut else "completed"
-        part = item["content"][0]
-        name, more = "response.reasoning_text.done", {}
-        if item["type"] == "message":
-            more, name = self._logprobs(item), "response.output_text.done"
-        return [
-            self._event(name, **self._place(), text=part["text"], **more),
-            self._event("response.content_part.done", **self._place(), part=dict(part)),
-            self._event("response.output_item.done", output_index=len(self._output) - 1, item=_copied(item)),
-        ]
+        (part,) = item["content"]
+        yield self._event(f"response.{part['type']}.done", **self._place(), text=part["text"], **self._logprobs(part))
+        yield self._event("response.content_part.done", **self._place(), part=dict(part))
+        yield self._item_event("done", item)
 
-    def _call(self, call: CallEvent) -> list[dict[str, Any]]:
+    def _function_call(self, call: CallEvent) -> Iterator[dict[str, Any]]:
         item = {
             "id": f"fc_{secrets.token_hex(12)}", "type": "function_call", "status": "completed", "call_id": call.id,
             "name": call.name, "arguments": call.arguments,
         }  # fmt: skip
         self._output.append(item)
-        place = {"output_index": len(self._output) - 1, "item_id": item["id"]}
-        begun, index = item | {"arguments": "", "status": "in_progress"}, place["output_index"]
-        name = "response.function_call_arguments"
-        return [
-            self._event("response.output_item.added", output_index=index, item=begun),
-            self._event(f"{name}.delta", **place, delta=call.arguments),
-            self._event(f"{name}.done", **place, arguments=call.arguments, name=call.name),
-            self._event("response.output_item.done", output_index=index, item=dict(item)),
-        ]
+        name, place = "response.function_call_arguments", self._place()
+        del place["content_index"]
+        yield self._item_event("added", item | {"arguments": "", "status": "in_progress"})
+        yield self._event(f"{name}.delta", **place, delta=call.arguments)
+        yield self._event(f"{name}.done", **place, arguments=call.arguments, name=call.name)
+        yield self._item_event("done", item)
 
     def _place(self) -> dict[str, Any]:
         return {"output_index": len(self._output) - 1, "item_id": self._output[-1]["id"], "content_index": 0}
+
+    def _item_event(self, what: str, item: dict[str, Any]) -> dict[str, Any]:
+        return self._event(f"response.output_item.{what}", output_index=len(self._output) - 1, item=deepcopy(item))
 
     def _event(self, name: str, /, **fields: Any) -> dict[str, Any]:
         self._number += 1
         return {"type": name, "sequence_number": self._number} | fields
 
-    def _response(self, status: str, collected: AnswerCollector | None = None) -> dict[str, Any]:
-        body = self._body
-        more = {} if collected is None else {"usage": _usage(collected), "pic": collected.report()}
+    def _response(self, status: str | None = None) -> dict[str, Any]:
+        """The response, which has ended unless a status is given."""
+        body, more = self._body, dict[str, Any]()
+        if status is None:
+            status = "incomplete" if self.latest.answers[0].reason == "length" else "completed"
+            more = {"usage": _usage(self.latest), "pic": self.latest.report()}
         return {
             "id": self._id, "object": "response", "created_at": self._created, "status": status,
-            "model": self._service.backend.model, "output": [_copied(item) for item in self._output], "error": None,
+            "model": self._call.service.backend.model, "output": deepcopy(self._output), "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": body.instructions, "metadata": body.metadata or {}, "parallel_tool_calls": True,
             "previous_response_id": body.previous_response_id, "store": body.store is not False,
@@ -473,18 +427,10 @@ class ResponseForm:
         } | more  # fmt: skip
 
 
-def _copied(item: Mapping[str, Any]) -> dict[str, Any]:
-    """An item as it is now."""
-    return {**item, **({"content": [dict(part) for part in item["content"]]} if "content" in item else {})}
-
-
 def _given(body: ResponsesRequest) -> list[dict[str, Any]]:
     """The items of a request, each with an id."""
-    if not isinstance(body.input, list):
-        content = [{"type": "input_text", "text": body.input or ""}]
-        items: list[dict[str, Any]] = [{"type": "message", "role": "user", "content": content}]
-    else:
-        items = [{"type": item.type, **item.model_dump(exclude_unset=True)} for item in body.input]
+    assert isinstance(body.input, list)
+    items = [{"type": item.type, **item.model_dump(exclude_unset=True)} for item in body.input]
     return [{"id": f"msg_{secrets.token_hex(12)}", **item} for item in items]
 
 

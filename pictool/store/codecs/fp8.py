@@ -25,15 +25,6 @@ class Fp8(Quantizing):
         scaled: Floats = np.divide(numbers, np.where(steps > 0, steps, 1), dtype=np.float32)
         return to_fp8(scaled), scale, None
 
-    def code_bytes(self, codes: Codes) -> Bytes:
-        return codes
-
-    def num_code_bytes(self, count: int) -> int:
-        return count
-
-    def codes_of(self, data: Bytes, count: int) -> Codes:
-        return data
-
     def to_float(self, codes: Codes) -> Floats:
         return from_fp8(codes)
 

@@ -39,6 +39,3 @@ class Int4(Quantizing):
         np.bitwise_and(data, 15, out=codes[: count // 2])
         np.right_shift(data, 4, out=codes[count // 2 :])
         return codes
-
-    def to_float(self, codes: Codes) -> Floats:
-        return codes.astype(np.float32)

@@ -20,14 +20,5 @@ class Int8(Quantizing):
         codes = np.rint(numbers / np.where(steps > 0, steps, 1)).astype(np.int8)
         return codes, scale, None
 
-    def code_bytes(self, codes: Codes) -> Bytes:
-        return codes.view(np.uint8)
-
-    def num_code_bytes(self, count: int) -> int:
-        return count
-
     def codes_of(self, data: Bytes, count: int) -> Codes:
         return data.view(np.int8)
-
-    def to_float(self, codes: Codes) -> Floats:
-        return codes.astype(np.float32)

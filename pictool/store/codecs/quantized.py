@@ -80,7 +80,10 @@ def _value_group(dim: int) -> int:
 
 
 class Quantizing(Codec):
-    """Parts: the codes of all pieces, the low and the high bytes of all scales (and, if there are, of all offsets)."""
+    """Parts: the codes of all pieces, the low and the high bytes of all scales (and, if there are, of all offsets).
+
+    A code is a byte, and the number that it says, unless a codec has it otherwise.
+    """
 
     is_lossless = False
     has_offset = False
@@ -94,21 +97,21 @@ class Quantizing(Codec):
     def quantize(self, numbers: Floats, axis: int | tuple[int, ...]) -> tuple[Codes, BFloats, BFloats | None]:
         """Codes, scales and offsets of groups along `axis`."""
 
-    @abstractmethod
     def code_bytes(self, codes: Codes) -> Bytes:
         """How the codes of a layer, all in one row, are stored."""
+        return codes.view(np.uint8)
 
-    @abstractmethod
     def num_code_bytes(self, count: int) -> int:
         """Bytes of so many codes."""
+        return count
 
-    @abstractmethod
     def codes_of(self, data: Bytes, count: int) -> Codes:
         """The inverse of `code_bytes`."""
+        return data
 
-    @abstractmethod
     def to_float(self, codes: Codes) -> Floats:
         """float32 that the codes stand for, before the scale."""
+        return codes.astype(np.float32)
 
     def encode(self, key: Buffer, value: Buffer, shape: LayerShape) -> bytes:
         numbers = to_floats(key, shape, 0), to_floats(value, shape, 1)

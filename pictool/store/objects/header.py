@@ -306,7 +306,7 @@ def _states_of(text: str) -> StateShape:
 def _parts_of(text: str) -> tuple[KVPart, ...]:
     """The parts of a model that keeps something else than keys and values: two, of which one is rotated."""
     try:
-        parts = Geometry.from_fields({"layers": 1, "parts": json.loads(text)}).parts
+        parts = tuple(KVPart(**part) for part in json.loads(text))
     except (ValueError, TypeError, RecursionError) as error:
         raise HeaderError(_NOT_OURS) from error
     sizes = [size for part in parts for size in (part.heads, part.width)]

@@ -4,10 +4,10 @@
                                                      |
                                            readers, each waiting for the blocks that it needs next
 
-The first blocks of all objects are fetched first, then what follows, in order. A reader that needs a block which no
-thread fetches yet fetches it itself. Blocks that no reader needs are fetched in the background, so that the next link
-finds the whole object here; a process ends when all is fetched. One that is killed leaves a temp file, which the next
-gc removes.
+The first blocks of all objects are fetched first, then what follows, in order. Blocks that no reader needs are fetched
+in the background, so that the next link finds the whole object here; a process ends when all is fetched. One that is
+killed leaves a temp file, which the next gc removes. Of a server that ignores ranges, an object is read as a whole
+before anybody can open it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from pictool.errors import ForeignObjectError, ObjectError, PicError, RemoteError, UnreadableObjectError
 from pictool.store.entries import object_path
 from pictool.store.files import Publish, atomic_write
 from pictool.store.objects.format import ObjectFile
-from pictool.store.objects.header import HeaderError, header_bytes, stated_size
+from pictool.store.objects.header import HeaderError, stated_size
 from pictool.store.remote.remote import Remote
 from pictool.store.signatures import Signed, write_sidecar
 
 BLOCK = 1 << 20  # bytes of a request
 CONNECTIONS = 8
 _SKIP_S = 60.0  # for so long an object that was damaged, or could not be fetched, is not requested again
+T = TypeVar("T")
 _FIRST, _LAST = -1.0, 2.0  # priorities: first blocks; other blocks by their relative position (0 … 1); finishing
 
 
@@ -54,45 +56,50 @@ class Destination:
 
 
 class ObjectFetch:
-    """One object that is being fetched: a temp file that is filled block by block, checked, and moved into the store.
-
-    Its readers, and the threads that fetch its blocks, hold references; who releases the last one has to `finish`.
-    """
+    """One object that is being fetched: a temp file, filled block by block, checked, and moved into the store."""
 
     def __init__(self, remote: Remote, key: str, destination: Destination) -> None:
         self.key, self.name = key, remote.name(key)
+        self.blocks = dict[int, Future[None]]()  # of what follows the first bytes
         self.finished: Future[None] = Future()  # done when the object is in the store, or discarded (with the error)
-        self.error: PicError | None = None
+        self.error: PicError | None = None  # keeps the object out of the store
         self.is_reported = False  # whether somebody has received the error
-        self._has_prefetch_reference = True  # held since the beginning, until somebody opens the object
-        self._remote, self._max_bytes = remote, destination.max_bytes
-        self._lock, self._num_references, self._is_finishing = threading.Lock(), 1, False
-        self._resources = ExitStack()
-        self.signatures = b""  # that are kept with the object
-        destination.ensure_store()
-        self._target, self._temp_dir = target, temp_dir = object_path(destination.root, key), destination.root / "tmp"
-        self._file = self._resources.enter_context(atomic_write(target, temp_dir, destination.publish))
-        self.path = Path(self._file.name)
+        self.is_finishing = False
         self.num_bytes = 0
-        self._blocks: list[Future[None] | None] = []  # None: no thread fetches it yet
+        self._remote, self._max_bytes, self._admits = remote, destination.max_bytes, destination.admits
+        self._num_here, self._signatures, self._resources = 0, b"", ExitStack()
+        destination.ensure_store()
+        self._target, self._temp_dir = object_path(destination.root, key), destination.root / "tmp"
+        temp_file = atomic_write(self._target, self._temp_dir, destination.publish)
+        self._file = self._resources.enter_context(temp_file)
+        self.path = Path(self._file.name)
 
-    def start(self, first: bytes) -> None:
-        """Set the size of the temp file, and write the object's first bytes to it.
+    def start(self, first: bytes) -> bool:
+        """Write the object's first bytes, and check its header; False if no trusted key has signed it.
 
         Raises:
-            RemoteError: not an object, or larger than the room for it.
+            RemoteError: not this object, or larger than the room for it.
         """
-        size = self._size_in_header(first)
-        room = self._room()
-        if size > room:
-            raise RemoteError(f"{self.name}: takes {size:,d} bytes, but {room:,d} have room here; allow more", self.key)
+        try:
+            first = self._remote.with_header(self.key, first)
+            self.num_bytes, room = stated_size(first), self._room()
+        except HeaderError as error:
+            raise RemoteError(f"{self.name}: {error}; push it again", self.key) from error
+        if self.num_bytes > room:
+            raise RemoteError(
+                f"{self.name}: takes {self.num_bytes:,d} bytes, but {room:,d} have room here; allow more", self.key
+            )
         with self._writing():
-            os.ftruncate(self._file.fileno(), size)
-        self.num_bytes, self._blocks = size, [None] * -(-size // BLOCK)
-        self._write(0, first[:size])
-        for index in range(len(self._blocks)):
-            if min((index + 1) * BLOCK, size) <= len(first):
-                self._blocks[index] = _done()
+            os.ftruncate(self._file.fileno(), self.num_bytes)
+        self._num_here = min(len(first), self.num_bytes)
+        self.write(0, first[: self.num_bytes])
+        with PartialObjectFile(self) as file:
+            if file.meta.parent is not None:
+                raise RemoteError(f"{self.name}: is a block of a prefix chain, no document's object; push it again")
+            if self._admits is None:
+                return True
+            self._signatures = self._remote.read_signatures(self.key)
+            return self._admits(file, self._signatures)
 
     def _room(self) -> int:
         """Bytes that an object may take here."""
@@ -100,88 +107,42 @@ class ObjectFetch:
         room = disk.f_bavail * disk.f_frsize
         return room if self._max_bytes is None else min(room, self._max_bytes)
 
-    def _size_in_header(self, first: bytes) -> int:
-        """The bytes of the whole object, as its header describes it."""
-        try:
-            length = header_bytes(first)
-            if len(first) < length:
-                first += self._remote.read(self.key, len(first), length) or b""
-            return stated_size(first)
-        except HeaderError as error:
-            raise RemoteError(f"{self.name}: {error}; push it again", self.key) from error
-
     def missing_blocks(self) -> list[int]:
-        """The blocks that no thread fetches yet."""
-        return [index for index, block in enumerate(self._blocks) if block is None]
+        """The blocks that the first bytes do not have as a whole."""
+        count = -(-self.num_bytes // BLOCK)
+        return [i for i in range(count) if min((i + 1) * BLOCK, self.num_bytes) > self._num_here]
 
     def require(self, start: int, end: int) -> None:
         """Wait until bytes [start, end) are here. Raises RemoteError."""
-        for index in range(start // BLOCK, -(-min(end, self.num_bytes) // BLOCK)):
-            self.fetch_block(index)
+        if end > self._num_here:
+            for index in range(start // BLOCK, -(-min(end, self.num_bytes) // BLOCK)):
+                if index in self.blocks:
+                    self.blocks[index].result()
 
-    def fetch_block(self, index: int) -> None:
-        """Fetch a block, or wait until the thread that fetches it has. Raises RemoteError."""
-        claimed: Future[None] | None = None
+    def read_block(self, index: int) -> None:
+        """Fetch a block. Raises RemoteError; then it is the error of the whole object."""
         try:
-            with self._lock:
-                block = self._blocks[index]
-                if block is None:  # known to be claimed here before it can be seen, lest an interrupt leave it so
-                    claimed = self._blocks[index] = block = Future()
-            if claimed is not None:
-                self._read_block(index)
-                claimed.set_result(None)
-        except BaseException as error:
-            problem = error if isinstance(error, PicError) else self._given_up()
-            self.fail(problem)
-            if claimed is not None and not claimed.done():
-                claimed.set_exception(problem)
-            raise
-        block.result()
-
-    def _read_block(self, index: int) -> None:
-        if self.error is not None:
-            raise self.error
-        start, end = index * BLOCK, min((index + 1) * BLOCK, self.num_bytes)
-        data = self._remote.read(self.key, start, end)
-        if data is None:
-            raise self._removed()
-        self._write(start, data)
-
-    def fetch_whole(self) -> None:
-        """Fetch the object in one request, of a server that ignores ranges; every block is here once its bytes are."""
-        with self._lock:
-            claimed = {i: Future[None]() for i, block in enumerate(self._blocks) if block is None}
-            for index, future in claimed.items():
-                self._blocks[index] = future
-
-        def write(offset: int, data: bytes) -> None:
             if self.error is not None:
                 raise self.error
-            self._write(offset, data)
-            end = offset + len(data)
-            for index in range(offset // BLOCK, -(-end // BLOCK)):
-                future = claimed.get(index)
-                if future is not None and not future.done() and end >= min((index + 1) * BLOCK, self.num_bytes):
-                    future.set_result(None)
-
-        try:
-            if self._remote.read_all(self.key, self.num_bytes, write) is None:
+            start, end = index * BLOCK, min((index + 1) * BLOCK, self.num_bytes)
+            data = self._remote.read(self.key, start, end)
+            if data is None:
                 raise self._removed()
-        except BaseException as error:
-            problem = error if isinstance(error, PicError) else self._given_up()
-            self.fail(problem)
-            for future in claimed.values():
-                if not future.done():
-                    future.set_exception(problem)
+            self.write(start, data)
+        except PicError as error:
+            self.error = self.error or error
             raise
 
-    def _given_up(self) -> RemoteError:
-        return RemoteError(f"{self.name}: was given up", self.key)
+    def read_whole(self) -> None:
+        """Fetch the object in one request. Raises RemoteError."""
+        if self._remote.read_all(self.key, self.num_bytes, self.write) is None:
+            raise self._removed()
+        self._num_here = self.num_bytes
 
     def _removed(self) -> RemoteError:
         return RemoteError(f"{self.name}: was removed while it was being fetched; run the command again", self.key)
 
-    def _write(self, offset: int, data: bytes) -> None:
+    def write(self, offset: int, data: bytes) -> None:
         view = memoryview(data)
         with self._writing():
             while view:
@@ -197,124 +158,69 @@ class ObjectFetch:
                 f"{self.name}: cannot be kept in {self.path.parent} ({error.strerror}); see what room it has", self.key
             ) from error
 
-    def fail(self, error: PicError) -> None:
-        """Keep the object out of the store. The first error stays."""
-        self.error = self.error or error
-
-    def acquire(self) -> bool:
-        """Take a reference; False if it is finished. While it is being finished it can still be read."""
-        with self._lock:
-            self._num_references += not self.finished.done()
-            return not self.finished.done()
-
-    def take_prefetch_reference(self) -> bool:
-        """True once: the caller then has to release the reference that is held since the beginning."""
-        with self._lock:
-            had_reference, self._has_prefetch_reference = self._has_prefetch_reference, False
-        return had_reference
-
-    def release(self) -> bool:
-        """Give a reference back; True if it was the last: the caller then has to `finish`."""
-        with self._lock:
-            self._num_references -= 1
-            return self._num_references == 0
-
-    def finish(self) -> bool:
-        """Check every part and move the object into the store, or discard it. False if somebody took a reference."""
-        with self._lock:
-            if self._num_references or self._is_finishing:
-                return False
-            self._is_finishing = True
+    def finish(self) -> None:
+        """Check every part and move the object into the store, or discard it."""
+        wait(self.blocks.values())
         try:
-            self._publish()
-        except PicError as error:
-            self.fail(error)
-            self._discard(error)
-        except BaseException as error:
-            self._discard(error)
-            self.finished.set_exception(error)
-            raise
-        if self.error is None:
+            with self._resources:
+                if self.error is not None:
+                    raise self.error
+                self._verify()
             self.finished.set_result(None)
-        else:
-            self.finished.set_exception(self.error)
-        return True
+        except BaseException as error:
+            self.finished.set_exception(error)
+            if not isinstance(error, PicError):
+                raise
+            self.error = error
 
-    def _publish(self) -> None:
-        if self.error is not None:
-            raise self.error
+    def discard(self, error: BaseException) -> None:
+        """Remove the temp file of an object that cannot be fetched."""
+        with suppress(PicError):  # `error` again, or what atomic_write makes of it
+            self._resources.__exit__(type(error), error, error.__traceback__)
+
+    def _verify(self) -> None:
         try:
             with ObjectFile(self.path, self.name) as file:
                 file.verify()
                 file.require_key(self.key)
-                if self.signatures:
-                    write_sidecar(self._target, self.signatures, Signed.of_object(file).digest, self._temp_dir)
+                if self._signatures:
+                    write_sidecar(self._target, self._signatures, Signed.of_object(file).digest, self._temp_dir)
         except ObjectError as error:
             raise RemoteError(str(error), self.key) from error
-        self._resources.close()
-
-    def _discard(self, error: BaseException) -> None:
-        with suppress(PicError):  # `error` again, or what atomic_write makes of it
-            self._resources.__exit__(type(error), error, error.__traceback__)
 
 
 class PartialObjectFile(ObjectFile):
-    """An object that is read while it is fetched. Any problem with it is a RemoteError, and keeps it from the store."""
+    """An object that is read while it is fetched. Any problem with it is a RemoteError, and keeps it from the store.
 
-    def __init__(self, fetch: ObjectFetch, release: Callable[[ObjectFetch], None]) -> None:
-        self._fetch, self._release, self._is_released = fetch, release, False
+    `on_close` is called when it is closed.
+    """
+
+    def __init__(self, fetch: ObjectFetch, on_close: Callable[[ObjectFetch], None] = lambda fetch: None) -> None:
+        self.fetch, self._on_close = fetch, on_close
         try:
             super().__init__(fetch.path, fetch.name)
         except ForeignObjectError as error:
-            remote_error = self._fail_fetch(str(error))
-            self._release_once()
-            raise remote_error from error
-        except BaseException:  # among them UnreadableObjectError: it was just moved into the store
-            self._release_once()
-            raise
-        try:
-            self.require_key(fetch.key)
-            if self.meta.parent is not None:
-                raise self._fail("is a block of a prefix chain, no document's object; push it again")
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def fetch(self) -> ObjectFetch:
-        return self._fetch
+            raise self._refused(str(error)) from error
 
     def close(self) -> None:
         super().close()
-        self._release_once()
-
-    def _release_once(self) -> None:
-        if not self._is_released:
-            self._is_released = True
-            self._release(self._fetch)
+        self._on_close(self.fetch)
 
     def _read(self, offset: int, count: int, into: memoryview | None = None) -> memoryview:
         try:
-            self._fetch.require(offset, offset + count)
+            self.fetch.require(offset, offset + count)
         except PicError:
-            self._fetch.is_reported = True
+            self.fetch.is_reported = True
             raise
         return super()._read(offset, count, into)
 
     def _fail(self, why: str) -> ObjectError:
-        return self._fail_fetch(f"{self.name}: {why}")
+        return self._refused(f"{self.name}: {why}")
 
-    def _fail_fetch(self, message: str) -> RemoteError:
-        error = RemoteError(message, self._fetch.key)
-        self._fetch.fail(error)
-        self._fetch.is_reported = True
+    def _refused(self, message: str) -> RemoteError:
+        error = RemoteError(message, self.fetch.key)
+        self.fetch.error, self.fetch.is_reported = self.fetch.error or error, True
         return error
-
-
-def _done() -> Future[None]:
-    future: Future[None] = Future()
-    future.set_result(None)
-    return future
 
 
 class Fetcher:
@@ -327,11 +233,10 @@ class Fetcher:
     def __init__(self, remote: Remote, destination: Destination, on_lost: Callable[[str], None]) -> None:
         self._remote, self._destination, self._on_lost = remote, destination, on_lost
         self._started: dict[str, Future[ObjectFetch | None]] = {}
-        self._unfinished: set[ObjectFetch] = set()
         self._skipped_until: dict[str, float] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._threads = ThreadPoolExecutor(CONNECTIONS, "pic-remote")
-        self._tasks: queue.PriorityQueue[tuple[float, int, Callable[[], None]]] = queue.PriorityQueue()
+        self._tasks: queue.PriorityQueue[tuple[float, int, Callable[[], Any], Future[Any]]] = queue.PriorityQueue()
         self._task_numbers = itertools.count()
 
     def prefetch(self, key: str) -> Future[ObjectFetch | None]:
@@ -340,16 +245,11 @@ class Fetcher:
         The result is None if the remote does not have it, or it is being skipped.
         """
         with self._lock:
-            future = self._started.get(key)
-            if future is not None:
-                return future
-            future = Future()
-            if time.monotonic() < self._skipped_until.get(key, 0.0):
-                future.set_result(None)
-                return future
-            self._started[key] = future
-        self._submit(_FIRST, partial(self._start, key, future))
-        return future
+            if key not in self._started:
+                if time.monotonic() < self._skipped_until.get(key, 0.0):
+                    return _done()
+                self._started[key] = self._submit(_FIRST, partial(self._start, key))
+            return self._started[key]
 
     def open(self, key: str) -> PartialObjectFile | None:
         """Open an object while it is fetched; None if the remote does not have it, or it is in the store by now.
@@ -357,21 +257,26 @@ class Fetcher:
         Raises:
             PicError: it cannot be fetched, is damaged, or is another object.
         """
-        future = self.prefetch(key)
+        future, fetch = self.prefetch(key), None
         try:
             fetch = future.result()
-        except BaseException:
-            self._forget(key, future)
-            raise
+        finally:
+            if fetch is None and future.done():
+                self._forget(key)
         if fetch is None:
-            self._forget(key, future)
             return None
-        if fetch.acquire():
-            self._release_prefetch(fetch)
-            with suppress(UnreadableObjectError):
-                return PartialObjectFile(fetch, self._release)
-        fetch.finished.result()
-        return None
+        try:
+            file = PartialObjectFile(fetch, self._finish_later)
+        except UnreadableObjectError:  # it is in the store by now, or discarded
+            self._finish_later(fetch)
+            fetch.finished.result()
+            return None
+        try:
+            file.require_key(key)
+        except BaseException:
+            file.close()
+            raise
+        return file
 
     def fetch(self, key: str) -> None:
         """Fetch an object into the store, if the remote has it. Raises as `open` does, and StoreError."""
@@ -383,23 +288,17 @@ class Fetcher:
 
     def skip(self, key: str) -> None:
         """Do not request this object for a while."""
-        with self._lock:
-            self._skipped_until[key] = time.monotonic() + _SKIP_S
-            self._started.pop(key, None)
+        self._skipped_until[key] = time.monotonic() + _SKIP_S
+        self._forget(key)
 
     def drain(self) -> None:
         """Wait until every started object is in the store, or discarded. Readers must have been closed."""
-        while True:
-            with self._lock:
-                started, unfinished = dict(self._started), set(self._unfinished)
-            if not started and not unfinished:
-                return
-            for key, future in started.items():
-                if future.exception() or future.result() is None:
-                    self._forget(key, future)
-            for fetch in unfinished:
-                self._release_prefetch(fetch)
-            wait([fetch.finished for fetch in unfinished])
+        self._tasks.join()
+        for future in list(self._started.values()):
+            if future.exception() is None and (fetch := future.result()) is not None:
+                self._finish_later(fetch)
+        self._tasks.join()
+        self._started.clear()
 
     def stop(self) -> None:
         """Let the threads end; a task that comes later is run by who submits it. It is not waited for.
@@ -409,107 +308,69 @@ class Fetcher:
         """
         self._threads.shutdown(wait=False)
 
-    def _start(self, key: str, future: Future[ObjectFetch | None]) -> None:
-        fetch = None
+    def _start(self, key: str) -> ObjectFetch | None:
+        """Begin to fetch an object, and submit its blocks; None if there is none that may be used."""
+        answer = self._remote.read_first(key, BLOCK)
+        if answer is None:
+            return None
+        first, has_ranges = answer
+        fetch = ObjectFetch(self._remote, key, self._destination)
         try:
-            answer = self._remote.read_first(key, BLOCK)
-            if answer is not None:
-                fetch = ObjectFetch(self._remote, key, self._destination)
-                with self._lock:
-                    self._unfinished.add(fetch)
-                if not self._is_admitted(fetch, answer[0]):  # as good as absent
-                    fetch.fail(RemoteError(f"{fetch.name}: no trusted key has signed it", key))
-                    fetch.is_reported = True
-                    self._release_prefetch(fetch)
-                    fetch = None
-                else:
-                    self._fetch_rest(fetch, answer[1])
-            future.set_result(fetch)
+            is_admitted = fetch.start(first)
+            if is_admitted and not has_ranges:
+                fetch.read_whole()
         except BaseException as error:
-            if fetch is not None:
-                fetch.fail(RemoteError(str(error), key))
-                fetch.is_reported = True  # by the future
-                self._release_prefetch(fetch)
-            future.set_exception(error)
-            if not isinstance(error, PicError):
-                raise
-
-    def _is_admitted(self, fetch: ObjectFetch, first: bytes) -> bool:
-        """Check the header in the first block, and who signed it."""
-        fetch.start(first)
-        if self._destination.admits is None:
-            return True
-        fetch.signatures = self._remote.read_signatures(fetch.key)
-        fetch.acquire()
-        with PartialObjectFile(fetch, self._release) as file:
-            return self._destination.admits(file, fetch.signatures)
-
-    def _fetch_rest(self, fetch: ObjectFetch, has_ranges: bool) -> None:
-        """Check the header in the first block, and submit the other blocks."""
+            fetch.discard(error)
+            raise
+        if not is_admitted:  # as good as absent
+            fetch.discard(RemoteError(f"{fetch.name}: no trusted key has signed it", key))
+            return None
         missing = fetch.missing_blocks()
-        if missing and not has_ranges:
-            fetch.acquire()
-            self._submit(_FIRST, partial(self._fetch_whole, fetch))
-        fetch.acquire()
-        PartialObjectFile(fetch, self._release).close()
-        for index in missing if has_ranges else ():
-            fetch.acquire()
-            self._submit(index / len(missing), partial(self._fetch_block, fetch, index))
+        for index in missing:
+            fetch.blocks[index] = self._submit(index / len(missing), partial(fetch.read_block, index))
+        return fetch
 
-    def _fetch_whole(self, fetch: ObjectFetch) -> None:
-        try:
-            fetch.fetch_whole()
-        except PicError:
-            pass  # as in `_fetch_block`
-        finally:
-            self._release(fetch)
-
-    def _fetch_block(self, fetch: ObjectFetch, index: int) -> None:
-        try:
-            fetch.fetch_block(index)
-        except PicError:
-            pass  # the readers receive it, or `on_lost` reports it
-        finally:
-            self._release(fetch)
-
-    def _release_prefetch(self, fetch: ObjectFetch) -> None:
-        if fetch.take_prefetch_reference():
-            self._release(fetch)
-
-    def _release(self, fetch: ObjectFetch) -> None:
-        if fetch.release():
-            self._submit(_LAST, partial(self._finish, fetch))
+    def _finish_later(self, fetch: ObjectFetch) -> None:
+        with self._lock:
+            if not fetch.is_finishing:
+                fetch.is_finishing = True
+                self._submit(_LAST, partial(self._finish, fetch))
 
     def _finish(self, fetch: ObjectFetch) -> None:
-        is_finished = True
         try:
-            is_finished = fetch.finish()  # False if somebody opened it again
-            if is_finished and fetch.error is not None and not fetch.is_reported:
+            fetch.finish()
+            if fetch.error is not None and not fetch.is_reported:
                 self._on_lost(f"{fetch.error}; it was not taken into the store")
         finally:
-            if is_finished:
-                self._forget_finished(fetch)
+            self._forget(fetch.key)
 
-    def _forget_finished(self, fetch: ObjectFetch) -> None:
+    def _forget(self, key: str) -> None:
         with self._lock:
-            future = self._started.get(fetch.key)
-            if future is not None and future.done() and not future.exception() and future.result() is fetch:
-                del self._started[fetch.key]
-            self._unfinished.discard(fetch)
+            self._started.pop(key, None)
 
-    def _forget(self, key: str, future: Future[ObjectFetch | None]) -> None:
-        with self._lock:
-            if self._started.get(key) is future:
-                del self._started[key]
-
-    def _submit(self, priority: float, task: Callable[[], None]) -> None:
+    def _submit(self, priority: float, task: Callable[[], T]) -> Future[T]:
         """Let a thread run a task: the least number first, then in the order of submission."""
-        self._tasks.put((priority, next(self._task_numbers), task))
+        future: Future[T] = Future()
+        self._tasks.put((priority, next(self._task_numbers), task, future))
         try:
             self._threads.submit(self._run_next)
         except RuntimeError:  # the process is ending, and its threads accept no more tasks: this one runs it
             self._run_next()
+        return future
 
     def _run_next(self) -> None:
-        _, _, task = self._tasks.get_nowait()
-        task()
+        _, _, task, future = self._tasks.get_nowait()
+        try:
+            future.set_result(task())
+        except BaseException as error:
+            future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._tasks.task_done()
+
+
+def _done() -> Future[ObjectFetch | None]:
+    future: Future[ObjectFetch | None] = Future()
+    future.set_result(None)
+    return future

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import re
 import secrets
 import shutil
 import threading
@@ -19,7 +18,6 @@ from asyncio import CancelledError
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +29,6 @@ from pictool.store.entries import SUFFIX, temp_candidates
 from pictool.store.files import atomic_write, locked_for_change, read_at, remove_stale_temp
 from pictool.store.objects.format import EncodedObject, ObjectFile
 from pictool.store.objects.header import Header, HeaderError, header_bytes
-from pictool.store.remote.pace import MIN_RATE, BadAnswer, RequestTimeout, TooSlow
 from pictool.store.signatures import MAX_BYTES as MAX_SIGNATURES
 from pictool.store.signatures import SUFFIX as SIGNED
 from pictool.store.signatures import Signed, merge
@@ -46,9 +43,7 @@ _DOWN_S = 30.0  # for so long a remote that could not be reached gets no request
 _FIRST = 1 << 16  # bytes in which a header mostly is
 _TRAILER = 1 << 16  # bytes at an object's end that are compared
 _PIECE = 1 << 20  # bytes of a file that are read at once
-_STALE_S = 24 * 3600.0  # the age from which a temp file without a lock counts as that of a dead push
-_MAX_LISTED = 10_000  # names in a directory for temp files that a push looks at
-_TEMP = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
+MIN_RATE = 8192.0  # bytes per second
 T = TypeVar("T")
 
 
@@ -117,11 +112,19 @@ class Remote:
 
         def request() -> bytes:
             data, _ = self._read_range(self._path(key), start, end)
-            if len(data) < end - start:
-                raise _ShortRead(f"{len(data):,d} of {end - start:,d} bytes came")
+            _require_all(len(data), end - start)
             return data
 
         return self._attempt(key, request)
+
+    def with_header(self, key: str, first: bytes) -> bytes:
+        """The beginning of an object with all of its header, of which `first` has a part.
+
+        Raises:
+            HeaderError: not an object. RemoteError: as `read`.
+        """
+        length = header_bytes(first)
+        return first if len(first) >= length else first + (self.read(key, len(first), length) or b"")
 
     def read_all(self, key: str, num_bytes: int, write: Callable[[int, bytes], None]) -> bool | None:
         """Pass a whole object of `num_bytes` to `write(offset, data)` as it comes: from a server that ignores ranges.
@@ -140,9 +143,8 @@ class Remote:
                 write(offset, data)
                 offset += len(data)
 
-            count = self._files.read_all(self._path(key), num_bytes, take, self._pace)
-            if count < num_bytes:
-                raise _ShortRead(f"{count:,d} of {num_bytes:,d} bytes came")
+            self._files.read_all(self._path(key), num_bytes, take, self._allowed_s)
+            _require_all(offset, num_bytes)
             return True
 
         return self._attempt(key, request)
@@ -155,14 +157,14 @@ class Remote:
     def _read_range(self, path: str, start: int, end: int) -> tuple[bytes, bool]:
         """Bytes [start, end) of a file, fewer where it ends; and whether ranges can be read. One attempt."""
         if self._protocol in _READ_ONLY:
-            data, has_ranges = self._files.read_range(path, start, end, self._pace)
+            data, has_ranges = self._files.read_range(path, start, end, self._allowed_s)
             return data, has_ranges or len(data) < end - start
         if self._directory is not None:
             return _read_local(path, start, end), True
         from fsspec.asyn import AsyncFileSystem
 
         is_async = isinstance(self._files, AsyncFileSystem)
-        limit = {"timeout": self._pace.allowed_s(end - start)} if is_async else {}
+        limit = {"timeout": self._allowed_s(end - start)} if is_async else {}
         data = self._files.cat_file(path, start=start, end=end, **limit)
         return bytes(data[: end - start]), True
 
@@ -187,9 +189,8 @@ class Remote:
             return None
         first, _ = found
         try:
+            first = self.with_header(key, first)
             length = header_bytes(first)
-            if len(first) < length:
-                first += self.read(key, len(first), length) or b""
             header = Header.parse(first[8:length])
         except HeaderError:
             return None
@@ -202,19 +203,17 @@ class Remote:
     def has_same(self, own: ObjectFile | EncodedObject) -> bool:
         """Whether it has this object, whole.
 
-        A directory's file is read to its end: it is checked as any object is, or compared with what is in memory.
-        Elsewhere its size, its header (which holds a checksum of every part) and its last 64 KiB are compared, so that
-        of a small object all is: an object storage shows no half object. Raises RemoteError.
+        A directory's file is read to its end, and checked as any object is. Elsewhere its size, its header (which holds
+        a checksum of every part) and its last 64 KiB are compared, so that of a small object all is: an object storage
+        shows no half object. Raises RemoteError.
         """
         key, size = own.meta.key, own.num_bytes
         if self._directory is not None:
-            path = Path(self._path(key))
-            if isinstance(own, ObjectFile):
-                return _is_same_object(path, self.name(key), own)
-            return bool(self._attempt(key, lambda: _has_bytes(path, own), is_write=True))
+            found = self._checked(self._path(key), key)
+            return found is not None and found[1] == own.header()
         if size <= _TRAILER:
-            found = self.read_first(key, size + 1)
-            return found is not None and found[0] == own.read(0, size)
+            first = self.read_first(key, size + 1)
+            return first is not None and first[0] == own.read(0, size)
         if self._size(key) != size:
             return False
         header, trailer = own.header(), size - _TRAILER
@@ -229,15 +228,19 @@ class Remote:
         checked to its end, elsewhere the header is. Raises RemoteError.
         """
         key, header = own.meta.key, own.header()
+        if self._directory is not None:
+            found = self._checked(self._path(key), key)
+            return found[0] if found is not None and found[1] != header else None
         size = self.whole_bytes(key)
-        if size is None or self.read(key, 0, len(header)) == header:  # ours, but damaged
-            return None
-        if self._directory is None:
-            return size
+        return None if size is None or self.read(key, 0, len(header)) == header else size  # ours, but damaged
+
+    def _checked(self, path: str, key: str) -> tuple[int, bytes] | None:
+        """Bytes and header of an object in a directory, if every checksum of it holds, and it is of this key."""
         try:
-            with ObjectFile(Path(self._path(key)), self.name(key)) as there:
+            with ObjectFile(path, self.name(key)) as there:
                 there.verify()
-                return there.num_bytes
+                there.require_key(key)
+                return there.num_bytes, there.header()
         except ObjectError:
             return None
 
@@ -269,26 +272,14 @@ class Remote:
                 self._attempt(signed.key, lambda: self._put(merged, path), is_write=True)
 
     def remove_stale_temps(self) -> int:
-        """Remove temp files that killed pushes left; returns how many. An object storage has none.
+        """Remove the temp files that killed pushes left in a directory; returns how many.
 
-        In a directory a push holds a lock on its temp file, as a store's writers do. In other file systems a temp file
-        that is a day old counts as left.
+        A push holds a lock on its temp file, as a store's writers do. Other file systems have no such locks.
         """
-        if self._directory is not None:
-            if not is_store(self._directory) or (self._directory / "tmp").is_symlink():
-                return 0
-            temps = [path for path in temp_candidates(self._directory) if path.is_file() and not path.is_symlink()]
-            return sum(remove_stale_temp(path) is not None for path in temps)
-        if self._protocol in _OBJECT_STORES | _READ_ONLY:
+        if self._directory is None or not is_store(self._directory) or (self._directory / "tmp").is_symlink():
             return 0
-        count = 0
-        with suppress(Exception):  # it can be pushed to without
-            for entry in self._files.ls(f"{self._root}/tmp", detail=True)[:_MAX_LISTED]:
-                name = str(entry["name"]).rpartition("/")[2]
-                if _TEMP.fullmatch(name) and _age_s(entry) > _STALE_S:
-                    self._files.rm_file(f"{self._root}/tmp/{name}")
-                    count += 1
-        return count
+        temps = [path for path in temp_candidates(self._directory) if path.is_file() and not path.is_symlink()]
+        return sum(remove_stale_temp(path) is not None for path in temps)
 
     def _put(self, source: os.PathLike[str] | EncodedObject | bytes, target: str) -> bool:
         if self._directory is not None:
@@ -325,25 +316,21 @@ class Remote:
     def _attempt(self, key: str, request: Callable[[], T], is_write: bool = False) -> T | None:
         """What a request returns, tried again after temporary problems; None if there is no such object.
 
-        A write, and the check of one, says nothing of whether other objects can be read, and is tried whatever became
-        of them.
+        A write says nothing of whether other objects can be read, and is tried whatever became of them.
         """
-        if not is_write:
-            self._require_up(key)
+        if not is_write and time.monotonic() < self._down_until:
+            raise self._unavailable(key, self._down_why)
         for failures in range(1, self.retry.attempts + 1):
             if self._cancelled.is_set():
                 raise RemoteError(f"{self.name(key)}: was given up", key)
             try:
                 return request()
-            except FileNotFoundError as error:
-                cause = error.__cause__
-                if self._protocol not in _READ_ONLY or not isinstance(cause, Exception) or _status(cause) == 404:
-                    return None
-                problem: Exception = cause  # fsspec's http raises it for any problem
+            except FileNotFoundError:
+                return None
             except (InputError, StoreError, RemoteError):
                 raise
             except Exception as error:  # whatever a file system raises
-                problem = error
+                problem: Exception = error
             except CancelledError:  # of a request within the file system
                 problem = ConnectionAbortedError("the request was given up")
             if not _is_temporary(problem):
@@ -365,16 +352,12 @@ class Remote:
             f"{self.name(key)}: cannot be fetched ({why}); try again later, or leave the remote out (--remote '')", key
         )
 
-    def _require_up(self, key: str) -> None:
-        if time.monotonic() < self._down_until:
-            raise self._unavailable(key, self._down_why)
-
     def _path(self, key: str) -> str:
         return f"{self._root}/{_relative(key)}"
 
-    @cached_property
-    def _pace(self) -> RequestTimeout:
-        return RequestTimeout(self.timeout_s, self.min_rate)
+    def _allowed_s(self, num_bytes: int) -> float:
+        """How long a transfer of so many bytes may take."""
+        return self.timeout_s + num_bytes / self.min_rate
 
     @cached_property
     def _directory(self) -> Path | None:
@@ -399,8 +382,9 @@ class Remote:
         return name if isinstance(name, str) else str(name[0])
 
 
-class _ShortRead(Exception):
-    pass
+def _require_all(count: int, num_bytes: int) -> None:
+    if count < num_bytes:
+        raise EOFError(f"{count:,d} of {num_bytes:,d} bytes came")
 
 
 def _relative(key: str) -> str:
@@ -419,9 +403,7 @@ def _is_temporary(error: Exception) -> bool:
         return status >= 500 or status in _TEMPORARY
     if isinstance(error, OSError) and error.errno in _FULL:
         return False
-    return not isinstance(error, TooSlow) and not isinstance(
-        error, PermissionError | NotImplementedError | TypeError | ValueError | IsADirectoryError
-    )
+    return not isinstance(error, PermissionError | NotImplementedError | TypeError | ValueError | IsADirectoryError)
 
 
 def _why(error: Exception) -> str:
@@ -446,9 +428,9 @@ def _open_file_system(url: str, timeout_s: float) -> tuple[Any, str]:
     protocol = fsspec.core.split_protocol(url)[0] or "file"
     try:
         if protocol in _READ_ONLY:
-            from pictool.store.remote.http import HttpFiles
+            from pictool.store.remote.http import HttpFiles, http_options
 
-            return HttpFiles(**_http_options(protocol, timeout_s)), HttpFiles._strip_protocol(url)
+            return HttpFiles(**http_options(fsspec.config.conf.get(protocol, {}), timeout_s)), url
         files, root = fsspec.core.url_to_fs(url)
     except ImportError as error:
         package = str(known_implementations[protocol]["class"]).split(".")[0]
@@ -465,59 +447,14 @@ def _open_file_system(url: str, timeout_s: float) -> tuple[Any, str]:
     return files, str(root)
 
 
-def _http_options(protocol: str, timeout_s: float) -> dict[str, Any]:
-    """The options for opening http, besides those in the user's configuration of fsspec."""
-    import aiohttp
-    from fsspec.config import conf
-
-    from pictool.store.remote.http import SECRET
-
-    configured = conf.get(protocol, {})
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(10.0, timeout_s), sock_read=timeout_s)
-    client = dict(configured.get("client_kwargs", {}))
-    of_requests = {name: client.pop(name) for name in SECRET if name in client}  # a session sends its own everywhere
-    of_requests["headers"] = {**of_requests.get("headers", {}), **configured.get("headers", {})}
-    return {
-        "timeout": configured.get("timeout", timeout), **of_requests,
-        "client_kwargs": {**client, "auto_decompress": False},
-    }  # fmt: skip
-
-
 def _read_local(path: str, start: int, end: int) -> bytes:
     """Bytes [start, end) of a regular file, fewer where it ends; a pipe or a device is refused, and not waited for."""
     try:
         fd = open_regular(Path(path))
     except NotRegularError as error:
-        raise BadAnswer(error.strerror) from error
+        raise ValueError(error.strerror) from error
     try:
         return read_at(fd, start, end - start)
-    finally:
-        os.close(fd)
-
-
-def _is_same_object(path: Path, name: str, own: ObjectFile) -> bool:
-    """Whether a file is an object with the same header, and every checksum of it holds."""
-    try:
-        with ObjectFile(path, name) as there:
-            if there.num_bytes != own.num_bytes or there.header() != own.header():
-                return False
-            there.verify()
-    except ObjectError:
-        return False
-    return True
-
-
-def _has_bytes(path: Path, own: EncodedObject) -> bool:
-    """Whether a file has the bytes of an object, and no others."""
-    try:
-        fd = open_regular(path)
-    except NotRegularError:
-        return False
-    try:
-        size = own.num_bytes
-        return os.fstat(fd).st_size == size and all(
-            read_at(fd, start, _PIECE) == own.read(start, min(size, start + _PIECE)) for start in range(0, size, _PIECE)
-        )
     finally:
         os.close(fd)
 
@@ -529,11 +466,3 @@ def _put_local(source: os.PathLike[str] | EncodedObject | bytes, target: Path, t
     else:
         with Path(source).open("rb") as file, atomic_write(target, temp_dir) as copy:
             shutil.copyfileobj(file, copy, _PIECE)
-
-
-def _age_s(entry: dict[str, Any]) -> float:
-    """Seconds since a listed file was changed; 0 if the listing does not say."""
-    changed = next((entry[name] for name in ("mtime", "modified", "LastModified", "created") if name in entry), None)
-    if isinstance(changed, datetime):
-        changed = changed.timestamp()
-    return time.time() - changed if isinstance(changed, int | float) else 0.0

@@ -20,8 +20,9 @@ from pictool.engines.base import Answer, Engine, Feature, LinkResult
 from pictool.engines.vllm.request import FIELD
 from pictool.engines.vllm.versions import INSTALL, require_version
 from pictool.errors import InputError, ModelError, ObjectError, PicError, StoreError
+from pictool.linker.objects import OnCompile
 from pictool.linker.policies.base import Policy, Prompt
-from pictool.linker.resolve import OnCompile, Part, resolve_prompt
+from pictool.linker.resolve import Part, lay_out, resolve_prompt
 from pictool.linker.spec import Spec
 from pictool.reading import open_regular
 from pictool.runtime.model import Model
@@ -189,8 +190,6 @@ class VllmEngine(Engine):
         Raises:
             PicError: an unusable document, a prompt that is too long, or a policy that cannot do without tables.
         """
-        from pictool.linker.link import lay_out
-
         with ExitStack() as opened:
             prompt = resolve_prompt(self.model, self.store, spec, opened)
             parts, tail = prompt.parts, self.model.encode(prompt.tail)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from copy import copy, deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,42 +18,39 @@ from pictool.compiler.chunking import make_chunk, make_chunks
 from pictool.compiler.compile import CODEC, Compiled, compile_chunks
 from pictool.core import Chunk, PromptText, TokenIds
 from pictool.engines import engine_of
-from pictool.engines.base import Answer, LinkResult, compare_answers
-from pictool.engines.torch import TorchEngine
+from pictool.engines.base import Answer, compare_answers
+from pictool.engines.torch import TorchEngine, link_result
 from pictool.errors import InputError, NotFiniteError, ObjectError, StoreError
 from pictool.linker.grid import label_of
-from pictool.linker.link import Linked, keep_prefix, link, require_room
+from pictool.linker.link import Linked, link
 from pictool.linker.plan import LinkPlan, make_plan, plan_without_objects
-from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
+from pictool.linker.pooled import keep_prefix
 from pictool.linker.residency import ResidentObjects
+from pictool.linker.resolve import require_room
 from pictool.linker.spec import Spec
+from pictool.runtime.chat.grammar import compiled
 from pictool.runtime.decode import Generated, Step, generate, generate_steps, generated_of
-from pictool.runtime.grammar import compiled
 from pictool.runtime.memory.pool import default_pool_bytes
 from pictool.serve.admission import AdmissionControl
+from pictool.serve.backends.base import FULL, BackendSettings, EngineBackend, log
 from pictool.serve.backends.query import ServedQuery
 from pictool.serve.backends.torch.engine_thread import ClosedError, EngineTask, EngineThread, QueueFullError
 from pictool.serve.backends.torch.served_engine import ServedEngine, with_chunks
-from pictool.serve.channel import Channel, End, Send, compiled_event
+from pictool.serve.channel import Channel, End, Send
 from pictool.serve.errors import queue_full, server_ends
-from pictool.serve.prompts.explained import explain
 from pictool.serve.prompts.layout import PromptLayout, lay_out, pieces_of
-from pictool.serve.prompts.learning import Learner, texts_of
-from pictool.serve.prompts.leased import has_object, leased_object, with_objects
-from pictool.serve.prompts.offered import offered_policy, require_offered
-from pictool.serve.prompts.retrieving import RetrievedDocument, StoredTexts
+from pictool.serve.prompts.leased import leased_object, with_objects
+from pictool.serve.prompts.offered import require_offered
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import (
     AnswerRequest,
-    Backend,
     BackendStatus,
     ChatPrompt,
     CompiledText,
     DeltaEvent,
     Event,
     FinishEvent,
-    Linking,
     MarkedText,
     ObjectReference,
     PromptPart,
@@ -66,51 +62,10 @@ from pictool.serve.work import (
     VerificationEvent,
     WrittenPiece,
 )
-from pictool.store.matches import Match
-from pictool.store.recognition import ContentIndex, IndexThread
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
-    from pictool.serve.schema import DocumentQuery
     from pictool.store.store import Store
-
-FULL = make_policy(BASELINE)
-_log = logging.getLogger("pictool.serve")
-
-
-@dataclass(frozen=True)
-class BackendSettings:
-    """How a backend works.
-
-    Fields:
-        policy: of requests that name none. allowed: names of the policies that they may name beside it; None: all.
-        max_waiting: requests that wait at most. max_active: that take turns, beside one of each tenant that has none.
-        num_tenants: for whom a backend that batches keeps places.
-        max_tokens: of one answer at most; None: what the model has positions for.
-        min_tokens: least tokens of a document that is recognised, or compiled for a marker.
-        refresh_s: seconds between readings of the store for new objects.
-        codec: how KV is kept.
-        name: what the API calls the model; None: its own name.
-        learned_bytes: of objects that are compiled from texts which requests repeat, until the server ends; 0: none.
-        pool_bytes: of KV that stays on the device from request to request; 0: none; None: see `default_pool_bytes`.
-        kept_bytes: of exact prefixes that are kept on disk, in a directory of the store; 0: none.
-        separator: what prompts have between documents; None: what the model has.
-    """
-
-    policy: Policy
-    allowed: frozenset[str] | None = None
-    max_waiting: int = 256
-    max_active: int = 8
-    max_tokens: int | None = None
-    min_tokens: int = 16
-    refresh_s: float = 10.0
-    codec: str = CODEC
-    name: str | None = None
-    learned_bytes: int = 0
-    pool_bytes: int | None = 0
-    kept_bytes: int = 0
-    num_tenants: int = 1
-    separator: str | None = None
 
 
 def _open_residents(model: Model, store: Store, settings: BackendSettings) -> ResidentObjects | None:
@@ -126,7 +81,7 @@ def _open_residents(model: Model, store: Store, settings: BackendSettings) -> Re
     return ResidentObjects(model, pool_bytes, True, kept, store.memory) if pool_bytes else None
 
 
-class TorchBackend(Backend):
+class TorchBackend(EngineBackend):
     """Answers on `transformers` models in this process. A context manager, of which `close` is the end.
 
     Raises:
@@ -134,30 +89,16 @@ class TorchBackend(Backend):
     """
 
     def __init__(self, model: Model, store: Store, settings: BackendSettings) -> None:
-        self._base, self._store, self._settings = model, store, settings
-        model.on_note = lambda text: _log.warning("pic: %s", text)
+        super().__init__(model, store, settings)
+        model.on_note = lambda text: log.warning("pic: %s", text)
         self._engines: dict[str, TorchEngine] = {}  # by salt
         self._residents = _open_residents(model, store, settings)
-        self.model, self.created = settings.name or model.name, int(time.time())
-        self.context_length = model.max_positions
-        self.policy = settings.policy
-        if settings.separator is not None:
-            model.separator = settings.separator
-        model.require_policy(settings.policy)
         settings.policy.prepare(model)
-        self._tokenizer = model.tokenizer
-        self.response_template = getattr(model.tokenizer, "response_template", None)
+        self.begin(model.name, model.max_positions)
         self._cutting = copy(model)  # for texts that are cut in other threads: a tokenizer is used by one at a time
         self._cutting.tokenizer, self._cutting.name = deepcopy(model.tokenizer), self.model
-        cut = model.cut_of(settings.policy.needs.cut)
-        self.index = ContentIndex(store, model.target, settings.min_tokens, self._decode, model.bos_id, cut)
-        self._indexing = IndexThread(self.index, settings.refresh_s, lambda problem: _log.warning("pic: %s", problem))
-        self._indexing.start()
-        self._indexing.wait()
-        self._texts = StoredTexts(store, self.index, model, self.context_length)
         self._thread = EngineThread(settings.max_waiting, settings.max_active)
         self._cutting_places = AdmissionControl(settings.max_waiting, most=1)
-        self._learner = Learner(settings.learned_bytes, self.index, settings.min_tokens)
 
     def __enter__(self) -> TorchBackend:
         return self
@@ -173,11 +114,8 @@ class TorchBackend(Backend):
         self._indexing.close()
 
     def status(self) -> BackendStatus:
-        return BackendStatus(
-            self._thread.num_waiting, self._thread.num_active, label_of(self.policy), self.divergence, self.problem,
-            self._learner.num_bytes, self._learner.num_failed,
-            None if self._residents is None else self._residents.counts,
-        )  # fmt: skip
+        counts = None if self._residents is None else self._residents.counts
+        return self._status(self._thread.num_waiting, self._thread.num_active, counts)
 
     # The backend's contract
 
@@ -209,9 +147,6 @@ class TorchBackend(Backend):
         (count,) = [count async for count in self._in_turn(tenant.name, work)]
         return int(count)
 
-    def has(self, key: str) -> bool:
-        return has_object(self._store, key, self._base.target)
-
     async def execute(self, query: str, tenant: Tenant) -> list[str]:
         """Run a query: each of its calls is a turn of its own, so that others come in between."""
 
@@ -227,24 +162,13 @@ class TorchBackend(Backend):
         (texts,) = [texts async for texts in self._in_turn(tenant.name, work)]
         return list(texts)
 
-    async def retrieve(
-        self, wanted: DocumentQuery, tenant: Tenant, linking: Linking, texts: Sequence[str], max_new_tokens: int
-    ) -> tuple[RetrievedDocument, ...]:
-        sinks = self._policy_of(linking).needs.sinks
-        return await asyncio.to_thread(self._texts.find, wanted, tenant.salt, sinks, texts, max_new_tokens)
-
     async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
         require_offered(spec.policy, self._settings.policy, self._settings.allowed)
 
         def work(task: EngineTask, send: Send) -> None:
             engine = ServedEngine(self.engine_of(tenant), task, self._settings.max_tokens)
-            answer = engine.answer(
-                with_chunks(engine.model, with_objects(spec, self._store, engine.model.salt), task), compare=compares,
-                on_text=lambda text: send({"text": text}), on_compile=lambda done: send(compiled_event(done)),
-            )  # fmt: skip
-            report = answer.report() | {"model": self.model}
-            report.pop("pool", None)  # its moves are of other tenants' objects, too
-            send({"report": report, "origin": answer.origin()})
+            documents = with_objects(spec, self._store, engine.model.salt)
+            self._answer_spec(engine, with_chunks(engine.model, documents, task), compares, send)
             self._indexing.wake()
 
         async with aclosing(self._in_turn(tenant.name, work)) as events:
@@ -303,7 +227,7 @@ class TorchBackend(Backend):
                     is_new = done.is_new
                     marked.append(CompiledText(done.key, len(done.chunk), is_new))
                 except StoreError as error:
-                    _log.warning("pic: a marked text is computed exactly: %s", error)
+                    log.warning("pic: a marked text is computed exactly: %s", error)
                     is_new, lacks = True, _NOT_KEPT
                     pieces[index] = UnstoredText(make_chunk(model, piece.text, _MARKED).tokens)
                 task.checkpoint(ends_turn=is_new)
@@ -316,13 +240,18 @@ class TorchBackend(Backend):
     ) -> None:  # fmt: skip
         """Link a prompt and answer it. `lacks`: why a marked text is computed exactly, if one is."""
         model, policy = self.engine_of(work.tenant).model, plan.policy
-        linked, problem = self._link(model, plan, prompt_layout, prefixes=not work.linking.verifies)
+        linked, problem = self._link(model, plan, prompt_layout, is_fresh=work.linking.verifies)
+        reused = _reused_parts(linked, prompt_layout)
+        parts = self._explained(work.linking, prompt_layout, policy, reused, problem is not None)
         reuse = _reuse_of(linked, prompt_layout, plan, problem)
-        reuse = replace(reuse, problem=reuse.problem or lacks, marked=prompt_layout.marked, notes=prompt_layout.notes)
-        send(StartEvent(self._explained(reuse, work.linking, policy, linked, prompt_layout, problem is not None)))
+        reuse = replace(
+            reuse, problem=problem or lacks, parts=parts, marked=prompt_layout.marked, notes=prompt_layout.notes,
+            explains=work.linking.explains,
+        )  # fmt: skip
+        send(StartEvent(reuse))
         task.checkpoint()
         limit, image, first = self._num_tokens(work, plan), linked.image, list[Step]()
-        is_plain = isinstance(work.prompt, ChatPrompt) and not model.tokenizer.chat_template  # "Answer:", then a blank
+        is_plain = self._is_plain(work)
         for index in range(work.n):
             image.rewind()
             steps, has_begun, num_new = list[Step](), not is_plain, 0
@@ -343,43 +272,20 @@ class TorchBackend(Backend):
         if work.linking.verifies:
             send(self._verified(model, work, plan, linked, generated_of(first), task))
         else:
-            keep_prefix(model, linked, self._residents)
-
-    def _explained(
-        self, reuse: Reuse, linking: Linking, policy: Policy, linked: Linked, prompt_layout: PromptLayout, fails: bool
-    ) -> Reuse:
-        """With what became of each part of the prompt."""
-        new, last = {part.key for part in reuse.marked if part.is_new}, len(prompt_layout.tokens) - 1
-        computed = [] if linked.prefix is None else linked.prefix.spans
-        reused = [*prompt_layout.unstored, *(PromptPart(start, end, "prefix") for start, end in computed)]
-        for match, source in zip(prompt_layout.matches, prompt_layout.sources, strict=True):
-            end = min(match.end, last)
-            if match.start in linked.computed:
-                continue
-            rows = math.ceil(linked.rows[:, match.start : end].sum(1).mean())
-            reused.append(PromptPart(match.start, end, source, match.key, rows, match.key in new))
-        parts = explain(last + 1, reused, linking, policy, self._settings.min_tokens, fails)
-        if linking.explains:
-            parts = tuple(replace(part, text=self._beginning(prompt_layout.tokens, part)) for part in parts)
-        return replace(reuse, parts=parts, explains=linking.explains)
-
-    def _beginning(self, tokens: TokenIds, part: PromptPart) -> str:
-        return self._decode(tokens[part.start : min(part.end, part.start + _SHOWN)].tolist())
+            keep_prefix(model, linked.image, self._residents)
 
     def _finish(self, index: int, steps: Sequence[Step], model: Model) -> FinishEvent:
         *_, token, last = steps
-        end = self._decode([token.token]) if token.token in model.eos_ids else ""
+        end = self._text_of([token.token]) if token.token in model.eos_ids else ""
         return FinishEvent(index, "stop" if last.is_complete else "length", len(steps) - 1, last.stop, end)
 
     def _num_tokens(self, work: AnswerRequest, plan: LinkPlan) -> int:
-        """The most tokens of an answer."""
-        room = self.context_length - plan.layout.num_tokens + 1
-        limits = [room, work.max_tokens, self._settings.max_tokens]
-        return max(1, min(limit for limit in limits if limit is not None))
+        """The most tokens of an answer: one needs no position."""
+        return max(1, self._most_tokens(work, self.context_length - plan.layout.num_tokens + 1))
 
     def _info(self, step: Step) -> TokenInfo:
-        top = tuple((self._decode([token]), logprob) for token, logprob in step.top)
-        return TokenInfo(self._decode([step.token]), step.logprob, top)
+        top = tuple((self._text_of([token]), logprob) for token, logprob in step.top)
+        return TokenInfo(self._text_of([step.token]), step.logprob, top)
 
     def _verified(
         self, model: Model, work: AnswerRequest, plan: LinkPlan, linked: Linked, generated: Generated, task: EngineTask
@@ -398,7 +304,7 @@ class TorchBackend(Backend):
         )
         seconds = time.perf_counter() - started
         own, exact = (
-            Answer(text, _result(result), seconds, model, model.engine)
+            Answer(text, link_result(result), seconds, model, model.engine)
             for text, result in ((generated, linked), (recomputed, full))
         )
         compared = compare_answers(own, exact).report()
@@ -408,9 +314,7 @@ class TorchBackend(Backend):
 
     async def _learn(self, work: AnswerRequest) -> None:
         """Have the parts of a request compiled that an earlier one had, if nobody waits and the budget is not spent."""
-        if not self._settings.learned_bytes:
-            return
-        parts = await asyncio.to_thread(self._learner.find, work.tenant.id, texts_of(work.prompt))
+        parts = await self._repeated(work)
         if not parts or self._thread.num_waiting:
             return
         task = EngineTask(work.tenant.name, partial(self._compile_parts, work.tenant, parts), self._end_learning)
@@ -433,45 +337,23 @@ class TorchBackend(Backend):
 
     # Plans
 
-    def _policy_of(self, linking: Linking) -> Policy:
-        named, settings = linking.policy, self._settings
-        return self.policy if named is None else offered_policy(named, settings.policy, settings.allowed)
-
     def _plan(
         self, work: AnswerRequest, pieces: Sequence[WrittenPiece], model: Model, policy: Policy
     ) -> tuple[LinkPlan, PromptLayout]:  # fmt: skip
-        def recognise(tokens: TokenIds) -> list[Match]:
-            found = self.index.find(tokens, policy.needs.sinks, model.salt)
-            return [match for match in found if self._has_table(match)] if policy.needs.all_tables else found
+        found = self._lay_out(model, pieces, lambda piece: self._object(piece, model, policy), work.linking, policy)
+        if not found.matches:
+            return plan_without_objects(policy, found.tokens, model.salt), found
+        head_key = self._head_key(model, found.tokens[: found.matches[0].start])
+        return make_plan(policy, found.tokens, found.matches, head_key, model.salt), found
 
-        recognises = work.linking.recognises and policy.needs.objects
-        prompt_layout = lay_out(
-            model, pieces, lambda piece: self._object(piece, model, policy), recognise if recognises else None
-        )  # fmt: skip
-        require_room(model, len(prompt_layout.tokens))
-        last = len(prompt_layout.tokens) - 1
-        kept = [i for i, match in enumerate(prompt_layout.matches) if match.start < last]
-        matches = tuple(prompt_layout.matches[i] for i in kept)
-        sources = tuple(self._learner.source_of(matches[i].key, prompt_layout.sources[i]) for i in kept)
-        prompt_layout = replace(prompt_layout, matches=matches, sources=sources)
-        if not matches or not policy.needs.objects:
-            return plan_without_objects(policy, prompt_layout.tokens, model.salt), replace(
-                prompt_layout, matches=(), sources=()
-            )
-        head_key = self._head_key(model, prompt_layout.tokens[: matches[0].start])
-        return make_plan(policy, prompt_layout.tokens, matches, head_key, model.salt), prompt_layout
-
-    def _has_table(self, match: Match) -> bool:
-        """Whether an object has a table of fixups; one that is lost or damaged has none."""
-        with suppress(ObjectError, StoreError), self._store.peek(match.key) as file:
-            return file.meta.fixups is not None
-        return False
+    def _require_room(self, num_tokens: int) -> None:
+        require_room(self._base, num_tokens)
 
     def _object(self, piece: ObjectReference | MarkedText, model: Model, policy: Policy) -> tuple[str, TokenIds]:
         """The object of a piece; that of a marked text is compiled if need be. Under `full` its tokens are enough."""
         if isinstance(piece, MarkedText):
             return self._marked(piece.text, model, policy)
-        return leased_object(self._store, piece.key, model, _log)
+        return leased_object(self._store, piece.key, model, log)
 
     def _marked(self, text: str, model: Model, policy: Policy) -> tuple[str, TokenIds]:
         if not policy.needs.objects:
@@ -489,16 +371,17 @@ class TorchBackend(Backend):
         key = model.key(head, 0, CODEC, 0)
         return key if len(head) and self._store.path(key).exists() and self._store.has(key) else None
 
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(tokens)))
-
     def _link(
-        self, model: Model, plan: LinkPlan, prompt_layout: PromptLayout, prefixes: bool
+        self, model: Model, plan: LinkPlan, prompt_layout: PromptLayout, is_fresh: bool
     ) -> tuple[Linked, str | None]:
         """Link a prompt. If an object turns out damaged, it is computed exactly, and the reason returned."""
-        linked = partial(link, model, self._store, residents=self._residents, prefixes=prefixes)
+
+        def linked(plan: LinkPlan) -> Linked:
+            spec = replace(Spec.planned(plan), is_fresh=is_fresh)
+            return link(model, self._store, spec, residents=self._residents)
+
         try:
-            return linked(Spec.planned(plan)), None
+            return linked(plan), None
         except (ObjectError, StoreError, NotFiniteError) as error:
             if not plan.object_spans:
                 raise
@@ -506,22 +389,27 @@ class TorchBackend(Backend):
                 assert span.key is not None
                 self.index.mark_suspect(span.key)
             self._indexing.wake()
-            _log.warning("pic: a request is computed exactly: %s", error)
+            log.warning("pic: a request is computed exactly: %s", error)
         exact = plan_without_objects(FULL, prompt_layout.tokens, model.salt)
-        return linked(Spec.planned(exact)), "an object of it cannot be used"
+        return linked(exact), "an object of it cannot be used"
 
 
-_SHOWN = 12  # tokens of a part that a response shows
 _MARKED = "a marked part"  # in messages
 _NOT_KEPT = "a marked text cannot be kept"  # the problem of its prompt
 _VERIFIED = ("answer", "kl", "answer_kl", "same_answer", "same_first_token", "common_prefix")
 
 
-def _result(linked: Linked) -> LinkResult:
-    return LinkResult(
-        linked.policy, linked.image.layout, linked.recomputed, linked.timing, linked.bytes_read, linked.image.logits,
-        linked,
-    )  # fmt: skip
+def _reused_parts(linked: Linked, prompt_layout: PromptLayout) -> list[PromptPart]:
+    """What earlier requests computed, the objects that were linked, and marked texts without one."""
+    new = {part.key for part in prompt_layout.marked if part.is_new}
+    computed = [] if linked.prefix is None else linked.prefix.spans
+    reused = [*prompt_layout.unstored, *(PromptPart(start, end, "prefix") for start, end in computed)]
+    for match, source in zip(prompt_layout.matches, prompt_layout.sources, strict=True):
+        if match.start not in linked.computed:
+            end = min(match.end, len(prompt_layout.tokens) - 1)
+            rows = math.ceil(linked.rows[:, match.start : end].sum(1).mean())
+            reused.append(PromptPart(match.start, end, source, match.key, rows, match.key in new))
+    return reused
 
 
 def _reuse_of(linked: Linked, prompt_layout: PromptLayout, plan: LinkPlan, problem: str | None) -> Reuse:

@@ -44,15 +44,13 @@ class ServedEngine(TorchEngine):
 
         return super().compile(chunks, options, force=force, probe_model=probe_model, on_done=report)
 
-    def link(
-        self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None, prefixes: bool = True
-    ) -> LinkResult:
+    def link(self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None) -> LinkResult:
         def report(compiled: Compiled) -> None:
             if on_compile is not None:
                 on_compile(compiled)
             self._task.checkpoint(ends_turn=True)
 
-        return super().link(spec, on_compile=report, prefixes=prefixes)
+        return super().link(spec, on_compile=report)
 
     def run(
         self, spec: Spec, *, on_text: Callable[[str], None] | None = None,

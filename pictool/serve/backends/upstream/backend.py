@@ -6,13 +6,11 @@ It has the model's tokenizer and configuration, and none of its weights. It shar
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import secrets
 import threading
-import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from copy import copy, deepcopy
@@ -28,29 +26,25 @@ from pictool.engines.vllm.request import FIELD, MAX_OBJECTS
 from pictool.errors import InputError, PicError
 from pictool.fidelity.divergence import check_prompts
 from pictool.linker.grid import label_of
-from pictool.linker.policies import BASELINE, make_policy
+from pictool.linker.policies import BASELINE
 from pictool.linker.policies.base import Policy
 from pictool.linker.policies.fixup import without_table
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
 from pictool.serve.admission import AdmissionControl, held
+from pictool.serve.backends.base import FULL, BackendSettings, EngineBackend, log
 from pictool.serve.backends.query import ServedQuery
-from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.backends.upstream.engine import LIKELY, UpstreamEngine, coarse_kl, completion_params
 from pictool.serve.backends.upstream.replicas import Delta, Replicas, StreamEnd
-from pictool.serve.channel import Send, compiled_event, events_of
+from pictool.serve.channel import Send, events_of
 from pictool.serve.check import judge
 from pictool.serve.errors import ApiError
-from pictool.serve.prompts.explained import explain
-from pictool.serve.prompts.layout import PromptLayout, lay_out, pieces_of
-from pictool.serve.prompts.learning import Learner, texts_of
-from pictool.serve.prompts.leased import has_object, leased_object, with_objects
-from pictool.serve.prompts.offered import offered_policy, require_offered
-from pictool.serve.prompts.retrieving import RetrievedDocument, StoredTexts
+from pictool.serve.prompts.layout import PromptLayout, pieces_of
+from pictool.serve.prompts.leased import leased_object, with_objects
+from pictool.serve.prompts.offered import require_offered
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import (
     AnswerRequest,
-    Backend,
     BackendStatus,
     ChatPrompt,
     CompiledText,
@@ -72,22 +66,17 @@ from pictool.serve.work import (
 from pictool.store.entries import Entry
 from pictool.store.eviction import remove_all
 from pictool.store.matches import Match
-from pictool.store.recognition import ContentIndex, IndexThread
 
 if TYPE_CHECKING:
-    from pictool.serve.schema import DocumentQuery
     from pictool.store.store import Store
 
 T = TypeVar("T")
-_FULL = make_policy(BASELINE)
 _LINKED = ("linked", "cached")  # states of the connector's report
 _LINKING, _QUERYING = 16, 8  # requests of pic link, and span queries, that run at once
-_SHOWN = 12  # tokens of a part that a response shows
 _NO_REPORT = "its server has no report of it; name each engine of a server as an --upstream of its own"
-_log = logging.getLogger("pictool.serve")
 
 
-class UpstreamBackend(Backend):
+class UpstreamBackend(EngineBackend):
     """Answers by other servers.
 
     Args:
@@ -104,13 +93,8 @@ class UpstreamBackend(Backend):
         self, model: Model, store: Store, settings: BackendSettings, urls: Sequence[str], key: str | None = None,
         lives: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
-        model.require_policy(settings.policy)
-        if settings.separator is not None:
-            model.separator = settings.separator
-        self._base, self._store, self._settings = model, store, settings
+        super().__init__(model, store, settings)
         self._replicas, self._lives = Replicas(urls, key), lives
-        self.created, self.policy = int(time.time()), settings.policy
-        self.response_template = getattr(model.tokenizer, "response_template", None)
         self.admission = AdmissionControl(settings.max_waiting, settings.max_active, settings.num_tenants)
         self._queries = AdmissionControl(settings.max_waiting, _QUERYING, settings.num_tenants)
         self._threads = ThreadPoolExecutor(_LINKING, "pic-link")
@@ -118,8 +102,6 @@ class UpstreamBackend(Backend):
         self._encoding = threading.Lock()
         self._learning: asyncio.Task[None] | None = None
         self._decoder = deepcopy(model.tokenizer)  # of the event loop alone
-        self._index = ContentIndex(store, model.target, settings.min_tokens, self._encoded, model.bos_id)
-        self._indexing = IndexThread(self._index, settings.refresh_s, lambda text: _log.warning("pic: %s", text))
 
     async def start(self, limit: float | None, refuses: bool = False) -> None:
         """Reach the servers, and link a few prompts on one: far from full recompute, and all answers are exact.
@@ -132,27 +114,19 @@ class UpstreamBackend(Backend):
             InputError: no server of this model, or one that `refuses`.
         """
         await self._replicas.start()
-        self.model = self._settings.name or self._replicas.model
-        self.context_length = min(self._replicas.context_length, self._base.max_positions)
+        length = min(self._replicas.context_length, self._base.max_positions)
+        longest = length - Spec(policy=self.policy).objects.sinks - 2
+        await asyncio.to_thread(self.begin, self._replicas.model, length, longest)
         self._base.name = self.model  # as clients know it, in what they are told
-        self._indexing.start()
-        await asyncio.to_thread(self._indexing.wait)
-        self._texts = StoredTexts(self._store, self._index, self._base, self.context_length)
-        longest = self.context_length - Spec(policy=self.policy).objects.sinks - 2
-        self._learner = Learner(self._settings.learned_bytes, self._index, self._settings.min_tokens, longest)
         if limit is not None and self.policy.needs.objects:
-            judge(self, await self._measure(), limit, refuses, lambda text: _log.warning("pic: %s", text))
+            judge(self, await self._measure(), limit, refuses, lambda text: log.warning("pic: %s", text))
 
     async def disconnect(self) -> None:
         """Close the connections of the event loop that runs, which ends."""
         await self._replicas.disconnect()
 
     def status(self) -> BackendStatus:
-        waiting = self.admission.num_waiting + self._queries.num_waiting
-        return BackendStatus(
-            waiting, self.admission.num_active, label_of(self.policy), self.divergence, self.problem,
-            self._learner.num_bytes, self._learner.num_failed,
-        )  # fmt: skip
+        return self._status(self.admission.num_waiting + self._queries.num_waiting, self.admission.num_active)
 
     async def lives(self) -> bool:
         return self._lives()
@@ -183,7 +157,7 @@ class UpstreamBackend(Backend):
         if work.answer_format.keeps_special:
             yield TailEvent(prompt_layout.tail)
         same = range(work.n) if work.sampling.temperature == 0 else None  # one answer, which is asked for once
-        is_plain = isinstance(work.prompt, ChatPrompt) and not self._base.tokenizer.chat_template  # a blank comes first
+        is_plain = self._is_plain(work)
         texts, tokens = defaultdict[int, str](str), defaultdict[int, list[int]](list)
         num_new, ends = Counter[int](), list[FinishEvent]()
         params = self._params(policy, prompt_layout)
@@ -215,9 +189,9 @@ class UpstreamBackend(Backend):
     def _stream(
         self, work: AnswerRequest, prompt_layout: PromptLayout, params: object, n: int, num_top: int | None = None
     ) -> AsyncGenerator[Delta | StreamEnd, None]:
-        limits = [self.context_length - len(prompt_layout.tokens), work.max_tokens, self._settings.max_tokens]
+        room = self.context_length - len(prompt_layout.tokens)
         completion = completion_params(
-            self._base, work.sampling, min(limit for limit in limits if limit is not None), {FIELD: params},
+            self._base, work.sampling, self._most_tokens(work, room), {FIELD: params},
             work.num_top if num_top is None else num_top, work.answer_format, n,
         )  # fmt: skip
         return self._replicas.complete(
@@ -234,7 +208,7 @@ class UpstreamBackend(Backend):
             raise ApiError(503, "the server ended the answer; try again", code="upstream_lost")
         stop = delta.stop_reason if isinstance(delta.stop_reason, str) else None
         is_ended = delta.finish_reason == "stop" and stop is None and len(tokens) > 0
-        end = self._decode(tokens[-1]) if is_ended else ""
+        end = self._text_of(tokens[-1:]) if is_ended else ""
         return FinishEvent(index, delta.finish_reason, len(tokens), stop, end)
 
     def _infos(self, delta: Delta, num_top: int) -> tuple[TokenInfo, ...]:
@@ -244,12 +218,11 @@ class UpstreamBackend(Backend):
             if token in self._base.eos_ids:
                 continue
             likely = sorted(row, key=lambda other: -row[other])[:num_top]
-            infos.append(
-                TokenInfo(self._decode(token), row[token], tuple((self._decode(each), row[each]) for each in likely))
-            )
+            top = tuple((self._text_of([each]), row[each]) for each in likely)
+            infos.append(TokenInfo(self._text_of([token]), row[token], top))
         return tuple(infos)
 
-    def _decode(self, *tokens: int) -> str:
+    def _text_of(self, tokens: Sequence[int]) -> str:
         return str(self._decoder.decode(list(tokens)))
 
     async def _verify(
@@ -282,10 +255,7 @@ class UpstreamBackend(Backend):
         return [CompiledText(part.key, len(part.chunk), part.is_new, part.chunk.continues) for part in done]
 
     async def count(self, prompt: ChatPrompt, tenant: Tenant) -> int:
-        return len((await self._prompt(tenant, prompt, Linking(recognises=False), _FULL)).tokens)
-
-    def has(self, key: str) -> bool:
-        return has_object(self._store, key, self._base.target)
+        return len((await self._prompt(tenant, prompt, Linking(recognises=False), FULL)).tokens)
 
     async def execute(self, query: str, tenant: Tenant) -> list[str]:
         """Run a query in a thread of its own. It holds no place; each of its calls takes one, and so do its objects.
@@ -311,22 +281,12 @@ class UpstreamBackend(Backend):
                 (texts,) = [texts async for texts in events]
         return list(texts)
 
-    async def retrieve(
-        self, wanted: DocumentQuery, tenant: Tenant, linking: Linking, texts: Sequence[str], max_new_tokens: int
-    ) -> tuple[RetrievedDocument, ...]:
-        sinks = self._policy_of(linking).needs.sinks
-        return await asyncio.to_thread(self._texts.find, wanted, tenant.salt, sinks, texts, max_new_tokens)
-
     async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
         require_offered(spec.policy, self._settings.policy, self._settings.allowed)
         engine = await self._apart(self._engine_of(tenant, fresh=True))
 
         def work(send: Send) -> None:
-            answer = engine.answer(
-                with_objects(spec, self._store, tenant.salt), compare=compares,
-                on_text=lambda text: send({"text": text}), on_compile=lambda done: send(compiled_event(done)),
-            )  # fmt: skip
-            send({"report": answer.report() | {"model": self.model}, "origin": answer.origin()})
+            self._answer_spec(engine, with_objects(spec, self._store, tenant.salt), compares, send)
 
         async with (
             self.admission.place(tenant.name),
@@ -364,16 +324,11 @@ class UpstreamBackend(Backend):
 
         return await asyncio.to_thread(run)
 
-    def _encoded(self, tokens: Sequence[int]) -> str:
-        return str(self._base.tokenizer.decode(list(tokens)))
-
     # Prompts
 
     def _policy_of(self, linking: Linking) -> Policy:
         """The policy of a request. Raises ApiError."""
-        if linking.policy is None:
-            return self.policy
-        policy = offered_policy(linking.policy, self._settings.policy, self._settings.allowed)
+        policy = super()._policy_of(linking)
         if policy.needs.chain_block:
             raise ApiError(400, f"policy: {policy.name}: vLLM has a prefix cache of its own", param="pic.policy")
         policy.require_second_model(self._base)
@@ -383,38 +338,28 @@ class UpstreamBackend(Backend):
         self, tenant: Tenant, prompt: ChatPrompt | RawPrompt, linking: Linking, policy: Policy
     ) -> PromptLayout:
         """Lay out a prompt: its tokens and objects. Raises ApiError, and InputError: it leaves no room to answer."""
-        engine, needs = self._engine_of(tenant), policy.needs
+        engine = self._engine_of(tenant)
         pieces = await self._in_thread(lambda: pieces_of(engine.model, prompt))
         marked, new = await self._compile_marked(engine, pieces, policy)
-
-        def find(tokens: TokenIds) -> list[Match]:
-            found = self._index.find(tokens, needs.sinks, tenant.salt)
-            return [match for match in found if self._has_table(match)] if needs.all_tables else found
 
         def open_object(piece: ObjectReference | MarkedText) -> tuple[str, TokenIds]:
             if isinstance(piece, MarkedText):
                 return marked[piece.text]
-            return leased_object(self._store, piece.key, engine.model, _log)
+            return leased_object(self._store, piece.key, engine.model, log)
 
-        recognises = linking.recognises and needs.objects
-        found = await self._in_thread(lambda: lay_out(engine.model, pieces, open_object, find if recognises else None))
-        num_prompt, last = len(found.tokens), pieces[-1]
-        if num_prompt >= self.context_length:
-            raise InputError(f"the prompt has {num_prompt} tokens, and the server {self.context_length} positions")
-        kept = [i for i, match in enumerate(found.matches) if match.start < num_prompt - 1 and needs.objects]
-        matches = tuple(found.matches[i] for i in kept)
-        if len(matches) > MAX_OBJECTS:
-            raise ApiError(400, f"messages: {len(matches)} objects; {MAX_OBJECTS} at most", param="messages")
-        self._require_tables(matches, policy)
+        found = await self._in_thread(lambda: self._lay_out(engine.model, pieces, open_object, linking, policy))
+        if len(found.matches) > MAX_OBJECTS:
+            raise ApiError(400, f"messages: {len(found.matches)} objects; {MAX_OBJECTS} at most", param="messages")
+        self._require_tables(found.matches, policy)
+        last = pieces[-1]
         return replace(
-            found, matches=matches, tail=last.text if isinstance(last, PromptText) else "",
-            sources=tuple(self._learner.source_of(found.matches[i].key, found.sources[i]) for i in kept),
+            found, tail=last.text if isinstance(last, PromptText) else "",
             marked=tuple(CompiledText(key, len(tokens), key in new) for key, tokens in marked.values() if key),
         )  # fmt: skip
 
-    def _has_table(self, match: Match) -> bool:
-        with self._store.peek(match.key) as file:
-            return file.meta.fixups is not None
+    def _require_room(self, num_tokens: int) -> None:
+        if num_tokens >= self.context_length:
+            raise InputError(f"the prompt has {num_tokens} tokens, and the server {self.context_length} positions")
 
     def _require_tables(self, matches: Sequence[Match], policy: Policy) -> None:
         """Refuse a named object without a table of fixups, where the policy needs all: vLLM makes none."""
@@ -445,7 +390,7 @@ class UpstreamBackend(Backend):
         try:
             await asyncio.to_thread(engine.compile, missing, options)
         except PicError as error:  # a full store or disk
-            _log.warning("pic: marked texts are computed exactly: %s", error)
+            log.warning("pic: marked texts are computed exactly: %s", error)
             keys = [key if self._store.has(key) else "" for key in keys]
         return dict(zip(texts, zip(keys, tokens, strict=True), strict=True)), new
 
@@ -471,31 +416,18 @@ class UpstreamBackend(Backend):
             PromptPart(start, stop, sources.get(start, "recognised"), key, rows, key in new)
             for start, stop, key, rows in report["documents"]
         ]
-        parts = self._explained(linking, prompt_layout, policy, linked)
+        parts = self._explained(linking, prompt_layout, policy, linked, fails=False)
         total, recomputed = report["document_tokens"], math.ceil(report["document_rows"])
         return Reuse(
             label_of(policy), report["chunks"], num_prompt - total, total - recomputed, recomputed, cached,
             "+".join(sorted(set(sources.values()))), marked=prompt_layout.marked, parts=parts, **more,
         )  # fmt: skip
 
-    def _explained(
-        self, linking: Linking, prompt_layout: PromptLayout, policy: Policy, reused: Iterable[PromptPart],
-        fails: bool = False,
-    ) -> tuple[PromptPart, ...]:  # fmt: skip
-        """What became of each part of a prompt, with its text if the client asked for it."""
-        ids = prompt_layout.tokens
-        parts = explain(len(ids), reused, linking, policy, self._settings.min_tokens, problem=fails)
-        if not linking.explains:
-            return parts
-        return tuple(replace(part, text=self._decode(*ids[part.start : part.end][:_SHOWN].tolist())) for part in parts)
-
     # Texts that requests repeat
 
     async def _learn(self, work: AnswerRequest) -> None:
         """After an answer: have the parts of its request compiled that an earlier one had, if nobody waits."""
-        if not self._settings.learned_bytes or not work.linking.recognises:
-            return
-        parts = await asyncio.to_thread(self._learner.find, work.tenant.id, texts_of(work.prompt))
+        parts = await self._repeated(work) if work.linking.recognises else []
         is_busy = self.admission.num_waiting or (self._learning is not None and not self._learning.done())
         if parts and not is_busy:
             self._learning = asyncio.create_task(self._compile_parts(work.tenant, parts))

@@ -19,8 +19,8 @@ from pictool.engines.base import Answer, compare_answers
 from pictool.engines.vllm.client.offline import PreparedPrompt, VllmEngine
 from pictool.engines.vllm.request import FIELD, compile_proof
 from pictool.errors import InputError
+from pictool.linker.objects import OnCompile
 from pictool.linker.policies import BASELINE, make_policy
-from pictool.linker.resolve import OnCompile
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
 from pictool.serve.backends.upstream.replicas import CompletionParams, Replicas

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pictool.core import AnswerFormat
 from pictool.errors import InputError
-from pictool.runtime.schemas import grammar_of, refused
+from pictool.runtime.chat.schemas import grammar_of, refused
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from pictool.compiler.align import TokenizedParts, map_scores, map_selection, tokenize
 from pictool.core import PromptText
 from pictool.errors import InputError
-from pictool.runtime.align import TokenizedParts, map_scores, map_selection, tokenize
 from pictool.runtime.model import embedded_path
 
 # The tokenizer kinds

@@ -34,7 +34,7 @@ LIMIT_S, LIMIT_BYTES = 3.0, 256 << 20  # of one trial
 _STACK = 2 << 20  # bytes, a quarter of what a thread of the server has
 _TRIAL_TOKENS = 32
 _MAX_VERDICTS = 4096  # schemas that are known to be followed, or not
-_process = BoundedProcess("pictool.runtime.schemas", LIMIT_S, LIMIT_BYTES)
+_process = BoundedProcess("pictool.runtime.chat.schemas", LIMIT_S, LIMIT_BYTES)
 _verdicts: OrderedDict[bytes, str | None] = OrderedDict()  # what is wrong with a schema, by its digest
 # White space is at most a blank after `,` and `:`: a small model prints it for ever. A schema cannot say otherwise.
 _OPTIONS: Any = {

@@ -1,0 +1,218 @@
+"""What a backend of one model and one store is, whatever engine answers: its settings, index, policies and reports."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pictool.compiler.compile import CODEC
+from pictool.core import TokenIds
+from pictool.errors import ObjectError, StoreError
+from pictool.linker.grid import label_of
+from pictool.linker.policies import BASELINE, make_policy
+from pictool.linker.policies.base import Policy
+from pictool.serve.channel import Send, compiled_event
+from pictool.serve.prompts.explained import explain
+from pictool.serve.prompts.layout import Open, PromptLayout, lay_out
+from pictool.serve.prompts.learning import MAX_LEARNED, Learner, texts_of
+from pictool.serve.prompts.leased import has_object
+from pictool.serve.prompts.offered import offered_policy
+from pictool.serve.prompts.retrieving import RetrievedDocument, StoredTexts
+from pictool.serve.tenants import Tenant
+from pictool.serve.work import (
+    AnswerRequest,
+    Backend,
+    BackendStatus,
+    ChatPrompt,
+    Linking,
+    PromptPart,
+    WrittenPiece,
+)
+from pictool.store.matches import Match
+from pictool.store.recognition import ContentIndex, IndexThread
+
+if TYPE_CHECKING:
+    from pictool.engines.base import Engine
+    from pictool.linker.residency import PoolCounts
+    from pictool.linker.spec import Spec
+    from pictool.runtime.model import Model
+    from pictool.serve.schema import DocumentQuery
+    from pictool.store.store import Store
+
+FULL = make_policy(BASELINE)
+_SHOWN = 12  # tokens of a part that a response shows
+log = logging.getLogger("pictool.serve")
+
+
+@dataclass(frozen=True)
+class BackendSettings:
+    """How a backend works.
+
+    Fields:
+        policy: of requests that name none. allowed: names of the policies that they may name beside it; None: all.
+        max_waiting: requests that wait at most. max_active: that take turns, beside one of each tenant that has none.
+        num_tenants: for whom a backend that batches keeps places.
+        max_tokens: of one answer at most; None: what the model has positions for.
+        min_tokens: least tokens of a document that is recognised, or compiled for a marker.
+        refresh_s: seconds between readings of the store for new objects.
+        codec: how KV is kept.
+        name: what the API calls the model; None: its own name.
+        learned_bytes: of objects that are compiled from texts which requests repeat, until the server ends; 0: none.
+        pool_bytes: of KV that stays on the device from request to request; 0: none; None: see `default_pool_bytes`.
+        kept_bytes: of exact prefixes that are kept on disk, in a directory of the store; 0: none.
+        separator: what prompts have between documents; None: what the model has.
+    """
+
+    policy: Policy
+    allowed: frozenset[str] | None = None
+    max_waiting: int = 256
+    max_active: int = 8
+    max_tokens: int | None = None
+    min_tokens: int = 16
+    refresh_s: float = 10.0
+    codec: str = CODEC
+    name: str | None = None
+    learned_bytes: int = 0
+    pool_bytes: int | None = 0
+    kept_bytes: int = 0
+    num_tenants: int = 1
+    separator: str | None = None
+
+
+class EngineBackend(Backend):
+    """One model over one store. Who inherits runs its engine: compiles, links and answers, in turns.
+
+    Attributes:
+        index: the documents of the store that are recognised.
+        divergence, problem: of the start-up check.
+
+    Raises:
+        InputError, ModelError: the model does not support the policy.
+    """
+
+    def __init__(self, model: Model, store: Store, settings: BackendSettings) -> None:
+        model.require_policy(settings.policy)
+        if settings.separator is not None:
+            model.separator = settings.separator
+        self._base, self._store, self._settings = model, store, settings
+        self.created, self.policy = int(time.time()), settings.policy
+        self.response_template = getattr(model.tokenizer, "response_template", None)
+        self.divergence: dict[str, float] = {}
+        self.problem: str | None = None
+        cut = model.cut_of(settings.policy.needs.cut)
+        self.index = ContentIndex(store, model.target, settings.min_tokens, self._indexed_text, model.bos_id, cut)
+        self._indexing = IndexThread(self.index, settings.refresh_s, lambda problem: log.warning("pic: %s", problem))
+
+    def begin(self, name: str, context_length: int, max_learned: int = MAX_LEARNED) -> None:
+        """Read the store, now that the engine's own name of the model and the longest sequence are known."""
+        self.model, self.context_length = self._settings.name or name, context_length
+        self._indexing.start()
+        self._indexing.wait()
+        self._texts = StoredTexts(self._store, self.index, self._base, context_length)
+        self._learner = Learner(self._settings.learned_bytes, self.index, self._settings.min_tokens, max_learned)
+
+    def has(self, key: str) -> bool:
+        return has_object(self._store, key, self._base.target)
+
+    async def retrieve(
+        self, wanted: DocumentQuery, tenant: Tenant, linking: Linking, texts: Sequence[str], max_new_tokens: int
+    ) -> tuple[RetrievedDocument, ...]:
+        sinks = self._policy_of(linking).needs.sinks
+        return await asyncio.to_thread(self._texts.find, wanted, tenant.salt, sinks, texts, max_new_tokens)
+
+    def _status(self, waiting: int, active: int, pool: PoolCounts | None = None) -> BackendStatus:
+        return BackendStatus(
+            waiting, active, label_of(self.policy), self.divergence, self.problem, self._learner.num_bytes,
+            self._learner.num_failed, pool,
+        )  # fmt: skip
+
+    # Prompts
+
+    def _policy_of(self, linking: Linking) -> Policy:
+        """The policy of a request. Raises ApiError."""
+        named, settings = linking.policy, self._settings
+        return self.policy if named is None else offered_policy(named, settings.policy, settings.allowed)
+
+    def _lay_out(
+        self, model: Model, pieces: Sequence[WrittenPiece], open_object: Open, linking: Linking, policy: Policy
+    ) -> PromptLayout:
+        """Tokenize a prompt, and find the objects in it that its policy links: the last token is always computed.
+
+        Raises:
+            InputError: it leaves no room to answer.
+        """
+
+        def recognise(tokens: TokenIds) -> list[Match]:
+            found = self.index.find(tokens, policy.needs.sinks, model.salt)
+            return [match for match in found if self._has_table(match)] if policy.needs.all_tables else found
+
+        found = lay_out(
+            model, pieces, open_object, recognise if linking.recognises and policy.needs.objects else None
+        )  # fmt: skip
+        num_prompt = len(found.tokens)
+        self._require_room(num_prompt)
+        kept = [i for i, match in enumerate(found.matches) if match.start < num_prompt - 1 and policy.needs.objects]
+        sources = tuple(self._learner.source_of(found.matches[i].key, found.sources[i]) for i in kept)
+        return replace(found, matches=tuple(found.matches[i] for i in kept), sources=sources)
+
+    @abstractmethod
+    def _require_room(self, num_tokens: int) -> None:
+        """Refuse a prompt that is too long. Raises InputError."""
+
+    def _has_table(self, match: Match) -> bool:
+        """Whether an object has a table of fixups; one that is lost or damaged has none."""
+        with suppress(ObjectError, StoreError), self._store.peek(match.key) as file:
+            return file.meta.fixups is not None
+        return False
+
+    def _is_plain(self, work: AnswerRequest) -> bool:
+        """Whether an answer begins with a blank, which follows "Answer:" where a model has no template."""
+        return isinstance(work.prompt, ChatPrompt) and not self._base.tokenizer.chat_template
+
+    def _most_tokens(self, work: AnswerRequest, room: int) -> int:
+        """The most tokens of an answer, in a context with room for so many."""
+        limits = [room, work.max_tokens, self._settings.max_tokens]
+        return min(limit for limit in limits if limit is not None)
+
+    def _explained(
+        self, linking: Linking, prompt_layout: PromptLayout, policy: Policy, reused: Iterable[PromptPart], fails: bool
+    ) -> tuple[PromptPart, ...]:
+        """What became of each part of a prompt, with its text if the client asked for it."""
+        ids = prompt_layout.tokens
+        parts = explain(len(ids), reused, linking, policy, self._settings.min_tokens, problem=fails)
+        if not linking.explains:
+            return parts
+        return tuple(
+            replace(part, text=self._text_of(ids[part.start : part.end][:_SHOWN].tolist())) for part in parts
+        )  # fmt: skip
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, for an answer."""
+        return self._indexed_text(tokens)
+
+    def _indexed_text(self, tokens: Sequence[int]) -> str:
+        return str(self._base.tokenizer.decode(list(tokens)))
+
+    # Work of an engine
+
+    def _answer_spec(self, engine: Engine, spec: Spec, compares: bool, send: Send) -> None:
+        """Answer a request of `pic link`, and send the events of /v1/link."""
+        answer = engine.answer(
+            spec, compare=compares, on_text=lambda text: send({"text": text}),
+            on_compile=lambda done: send(compiled_event(done)),
+        )  # fmt: skip
+        report: dict[str, Any] = answer.report() | {"model": self.model}
+        report.pop("pool", None)  # its moves are of other tenants' objects, too
+        send({"report": report, "origin": answer.origin()})
+
+    async def _repeated(self, work: AnswerRequest) -> list[str]:
+        """The parts of a request to compile, since an earlier one had them."""
+        if not self._settings.learned_bytes:
+            return []
+        return await asyncio.to_thread(self._learner.find, work.tenant.id, texts_of(work.prompt))
