@@ -30,7 +30,7 @@ from pictool.bench.repeats import interleave, median_ratio
 from pictool.bench.shapes import random_model, save_speculative
 from pictool.bench.single_request import link_prompt
 from pictool.compiler.compile import object_key
-from pictool.controller.measuring import drop_page_cache
+from pictool.controller.profile import drop_page_cache
 from pictool.linker.fusor import Fusor, always_computed
 from pictool.linker.grid import parse_grid
 from pictool.linker.loader import Loader, Loads, PlacedObject

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from benchmarks.output import write_results
 from pictool.bench.repeats import median_ratio
 from pictool.bench.shapes import shape_of
-from pictool.controller.measuring import drop_page_cache
+from pictool.controller.profile import drop_page_cache
 from pictool.core import Geometry, Target
 from pictool.runtime.architectures import geometry_of
 from pictool.store.objects.format import CompiledChunk, ObjectMeta, checksum

@@ -26,7 +26,7 @@ from benchmarks.output import write_results
 from pictool import Chunk, Model, Store
 from pictool.bench.repeats import median_ratio
 from pictool.bench.shapes import random_model
-from pictool.controller.measuring import drop_page_cache, random_object
+from pictool.controller.profile import drop_page_cache, random_object
 from pictool.linker.grid import parse_grid
 from pictool.linker.link import Linked, link
 from pictool.linker.spec import Spec

@@ -15,7 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from pictool.bench.options import TRANSFORMERS
 from pictool.bench.prompts import BenchPrompt
-from pictool.controller.measuring import drop_page_cache
+from pictool.controller.profile import drop_page_cache
 from pictool.linker.link import Linked, link
 from pictool.linker.policies.base import Policy
 from pictool.runtime.decode import generate

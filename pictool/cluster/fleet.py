@@ -11,7 +11,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from copy import copy
 from dataclasses import replace
@@ -39,7 +39,6 @@ from pictool.serve.work import (
     Event,
     MarkedText,
     ObjectReference,
-    RawPrompt,
 )
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ class FleetBackend(Backend):
     async def answer(self, work: AnswerRequest) -> AsyncGenerator[Event, None]:
         named = work.linking.policy
         policy = self.policy if named is None else offered_policy(named, self._settings.policy, self._settings.allowed)
-        pieces = _documents(work.prompt) if policy.needs.objects else []
+        pieces = work.prompt.pieces if policy.needs.objects else ()
         marked = [piece.text for piece in pieces if isinstance(piece, MarkedText)]
         leased = {piece.key: piece.num_tokens for piece in pieces if isinstance(piece, ObjectReference)}
         keys = await self._keys(leased, marked, work.tenant, Spec(policy=policy, codec=self._settings.codec))
@@ -198,12 +197,6 @@ class FleetBackend(Backend):
 
         found = {**sizes, **(await asyncio.to_thread(compiled) if texts else {})}
         return {key[:KEY_DIGITS]: max(1, count) * model.token_bytes for key, count in found.items()}
-
-
-def _documents(prompt: ChatPrompt | RawPrompt) -> Iterable[object]:
-    if isinstance(prompt, RawPrompt):
-        return prompt.pieces
-    return [piece for turn in prompt.turns for piece in turn.pieces] + [part.piece for part in prompt.documents]
 
 
 def _word(text: str) -> dict[str, int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from threading import Semaphore
+from threading import Condition
 from typing import TYPE_CHECKING, TypeVar
 
 from pictool.cluster.loading import ModelSpec
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MOST_DEATHS = 3  # of workers that compile a document; it is left out then
 _CONNECTIONS = 8  # to the remote, of a worker
-_MOST_UNSENT = 8  # objects in memory that are not sent yet; computing waits for a slow remote
+_MOST_UNSENT = 256 << 20  # bytes of objects in memory that are not sent yet; computing waits for a slow remote
 
 
 @dataclass(frozen=True)
@@ -151,13 +151,13 @@ class CompileWorker:
         if not missing:
             return {}
         _ = model.stack  # weights that cannot be loaded are no document's problem
-        sent, room = dict[str, Future[int]](), Semaphore(_MOST_UNSENT)
+        sent, room = dict[str, Future[int]](), _Room(_MOST_UNSENT)
 
         def compile_and_send(chunks: Mapping[str, Chunk]) -> None:
             for done in compute_chunks(model, chunks, self._spec.options):
                 encoded = encode_object(done)
                 self._digests[done.meta.key] = Signed.of_object(encoded).digest
-                room.acquire()
+                room.take(encoded.num_bytes)
                 sent[done.meta.key] = self._sending.submit(self._send, encoded, room)
 
         failed: dict[str, PicError] = {}
@@ -172,7 +172,7 @@ class CompileWorker:
                     failed[key] = error
         return {key: failed[key] if key in failed else _tried(sent[key].result) for key in missing}
 
-    def _send(self, encoded: EncodedObject, room: Semaphore) -> int:
+    def _send(self, encoded: EncodedObject, room: _Room) -> int:
         """Write an object to the remote, and see that one of its key is there, whole; returns the bytes of that."""
         remote, key = self._spec.remote, encoded.meta.key
         try:
@@ -182,7 +182,25 @@ class CompileWorker:
                 raise StoreError(f"{remote.name(key)}: is another object after it was written")
             return size
         finally:
-            room.release()
+            room.give(encoded.num_bytes)
+
+
+class _Room:
+    """Memory for `most` bytes; one object that takes more has it alone."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._taken, self._changed = most, 0, Condition()
+
+    def take(self, count: int) -> None:
+        """Wait until there is room for so many bytes."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._taken or self._taken + count <= self._most)
+            self._taken += count
+
+    def give(self, count: int) -> None:
+        with self._changed:
+            self._taken -= count
+            self._changed.notify_all()
 
 
 def _rows(

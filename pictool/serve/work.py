@@ -133,6 +133,11 @@ class ChatPrompt:
     tools: tuple[Mapping[str, Any], ...] = ()
     documents: tuple[TemplateDocument, ...] = ()
 
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Those of all its messages and documents."""
+        return (*(piece for turn in self.turns for piece in turn.pieces), *(part.piece for part in self.documents))
+
     def without_documents(self) -> ChatPrompt:
         """The same chat with its documents before the text of its last user, for a template that prints none."""
         last = max((i for i, turn in enumerate(self.turns) if turn.role == "user"), default=None)

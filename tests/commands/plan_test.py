@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from commands.run import Outcome, pic, write
-from pictool.controller import measuring as measure
 from pictool.controller import profile
-from pictool.controller.measuring import Measurements
+from pictool.controller.profile import Measurements
 
 TOKEN_BYTES = 384  # of the tiny model: 2 × 3 layers × 2 heads × 8 dims × 4 bytes
 TOKEN_S = 1e-3  # of a prefill
@@ -131,8 +130,8 @@ def test_a_codec_s_bytes_and_decoding_count(plan: Any, machine: Machine, monkeyp
 
 def test_it_plans_for_the_embedded_model(texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing made up; only short."""
-    monkeypatch.setattr(measure, "_PREFILL_TOKENS", (64, 128))
-    monkeypatch.setattr(measure, "_LOADS", ((1, 64), (4, 8)))
+    monkeypatch.setattr(profile, "_PREFILL_TOKENS", (64, 128))
+    monkeypatch.setattr(profile, "_LOADS", ((1, 64), (4, 8)))
     outcome = pic("plan", *texts)
     assert outcome.code == 0 and "recompute" in outcome.out
     assert not list(Path.cwd().glob(".pic-*"))

@@ -41,9 +41,9 @@ class Strided(Policy):
 RUN = """
 import json, sys
 from commands.run import pic
-from pictool.controller import measuring
+from pictool.controller import profile
 
-measuring._PREFILL_TOKENS, measuring._LOADS = (64, 128), ((1, 64), (4, 8))  # measured in no time
+profile._PREFILL_TOKENS, profile._LOADS = (64, 128), ((1, 64), (4, 8))  # measured in no time
 print(json.dumps({name: vars(pic(*arguments)) for name, arguments in json.load(sys.stdin).items()}))
 """
 ROOT = Path(__file__).parents[2]

@@ -12,11 +12,10 @@ import pytest
 import tiny
 
 from pictool.api import compile, link
-from pictool.controller import measuring as measure
 from pictool.controller import profile
 from pictool.controller.cost import MIN_RATIO, Estimator, PromptSize
-from pictool.controller.measuring import Measurements
 from pictool.controller.profile import (
+    Measurements,
     auto_ratio,
     forget_compute,
     load_profile,
@@ -168,7 +167,7 @@ def test_a_cache_that_cannot_be_written_only_costs_time(measured: list[str], mon
 
 
 def test_computing_is_measured_up_to_the_model_s_positions_and_of_scattered_rows() -> None:
-    *prefills, scattered = measure.measure_compute(model())
+    *prefills, scattered = profile.measure_compute(model())
     tail = len(model().encode("Answer:"))
     assert [row[:3] for row in prefills] == [[tokens - tail, tail, 1] for tokens in (64, 256, 512)]
     assert scattered[:3] == [512 - tail, tail, 0.125]
@@ -176,14 +175,14 @@ def test_computing_is_measured_up_to_the_model_s_positions_and_of_scattered_rows
 
 
 def test_prefill_stops_at_the_first_length_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_LONG_S", 0.0)
-    assert [context + tail for context, tail, *_ in measure.measure_compute(model())] == [64, 64]
+    monkeypatch.setattr(profile, "_LONG_S", 0.0)
+    assert [context + tail for context, tail, *_ in profile.measure_compute(model())] == [64, 64]
 
 
 @pytest.mark.parametrize("codec", ["none", "int8"])
 def test_loading_is_measured_by_bytes_and_objects_and_leaves_nothing(tmp_path: Path, codec: str) -> None:
     (place := tmp_path / "tier").mkdir()
-    rows = measure.measure_loads(model(), place, codec)
+    rows = profile.measure_loads(model(), place, codec)
     assert [row[:2] for row in rows] == [[2 * 240 * 384, 2], [4 * 120 * 384, 4], [16 * 16 * 384, 16]]
     assert all(len(row) == 5 and min(row) > 0 and (row[2] < row[0]) == (codec == "int8") for row in rows)
     assert list(place.iterdir()) == []
@@ -191,11 +190,11 @@ def test_loading_is_measured_by_bytes_and_objects_and_leaves_nothing(tmp_path: P
 
 def test_a_place_that_cannot_be_written_is_one_line() -> None:
     with pytest.raises(StoreError, match=r"^/proc/none: "):
-        measure.measure_loads(model(), Path("/proc/none"), "none")
+        profile.measure_loads(model(), Path("/proc/none"), "none")
 
 
 def test_a_random_object_is_one_like_any_other(store: Store) -> None:
-    paths = [store.put(measure.random_object(model(), 40, seed)) for seed in (1, 2)]
+    paths = [store.put(profile.random_object(model(), 40, seed)) for seed in (1, 2)]
     with ObjectFile(paths[0]) as file:
         file.verify()
         assert file.meta.key == paths[0].stem == model().target.key(file.tokens(), 0, "none")
