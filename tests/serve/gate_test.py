@@ -24,8 +24,8 @@ from pictool.reading import require_shape
 from pictool.runtime.model import Model
 from pictool.serve import app, bodies, running
 from pictool.serve.answers import AnswerCollector, EventStream, PartialAnswer
+from pictool.serve.backends.base import BackendSettings
 from pictool.serve.backends.query import MAX_CALLS
-from pictool.serve.backends.torch.backend import BackendSettings
 from pictool.serve.errors import ApiError
 from pictool.serve.routes.openai import ChatForm, CompletionForm
 from pictool.serve.running import run
