@@ -23,7 +23,7 @@ from pictool.controller.measuring import Measurements, measure_compute, measure_
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
-from pictool.linker.resolve import resolve_prompt
+from pictool.linker.resolve import lay_out_spec
 from pictool.linker.spec import Spec
 from pictool.reading import parse_json, read_file
 from pictool.runtime.device import device_name, is_accelerator
@@ -122,10 +122,10 @@ def measure_size(model: Model, store: Store, spec: Spec) -> PromptSize:
         PicError: an unusable document, or a prompt that is too long for the model.
     """
     with ExitStack() as opened:
-        prompt = resolve_prompt(model, store, spec, opened)
-        context = sum(len(part.chunk) for part in (prompt.head, *prompt.parts))
-        size = PromptSize(context, len(model.encode(prompt.tail)), len(prompt.objects), token_bytes(model))
-    return require_room(model, size)
+        prompt = lay_out_spec(model, store, spec, opened)
+        num_context = prompt.layout.num_context
+        num_tail = prompt.layout.num_tokens - num_context
+        return PromptSize(num_context, num_tail, len(prompt.objects), token_bytes(model))
 
 
 def require_room(model: Model, size: PromptSize) -> PromptSize:

@@ -22,7 +22,7 @@ from pictool.engines.vllm.versions import INSTALL, require_version
 from pictool.errors import InputError, ModelError, ObjectError, PicError, StoreError
 from pictool.linker.objects import OnCompile
 from pictool.linker.policies.base import Policy, Prompt
-from pictool.linker.resolve import Part, lay_out, resolve_prompt
+from pictool.linker.resolve import Part, lay_out_spec
 from pictool.linker.spec import Spec
 from pictool.reading import open_regular
 from pictool.runtime.model import Model
@@ -191,9 +191,8 @@ class VllmEngine(Engine):
             PicError: an unusable document, a prompt that is too long, or a policy that cannot do without tables.
         """
         with ExitStack() as opened:
-            prompt = resolve_prompt(self.model, self.store, spec, opened)
-            parts, tail = prompt.parts, self.model.encode(prompt.tail)
-            layout = lay_out(self.model, prompt.head.chunk, [part.chunk for part in parts], tail)
+            prompt = lay_out_spec(self.model, self.store, spec, opened)
+            parts, layout = prompt.parts[1:], prompt.layout
             if spec.policy.needs.tables:  # what vLLM compiles has no table
                 tables = tuple(self._table(part) for part in parts)
                 spec.policy.select(Prompt(self.model, layout, prompt.texts, tables))
