@@ -16,7 +16,7 @@ import numpy as np
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import Compiled, object_key, sink_tokens
 from pictool.core import Chunk, CompileOptions, FixupTable, Layout, Sampling
-from pictool.engines.base import Answer, Engine, Feature, LinkResult
+from pictool.engines.base import Answer, Engine, Feature, LinkResult, outcome_of
 from pictool.engines.vllm.request import FIELD
 from pictool.engines.vllm.versions import INSTALL, require_version
 from pictool.errors import InputError, ModelError, ObjectError, PicError, StoreError
@@ -151,7 +151,7 @@ class VllmEngine(Engine):
         for index, output in self._steps_together({index: own.request for index, own in answering.items()}):
             answering[index].push(output)
             if output.finished:
-                yield index, answering[index].outcome()
+                yield index, outcome_of(answering[index].answer)
 
     def warm_up(self, spec: Spec, on_compile: OnCompile | None = None) -> None:
         """One token of the linked prompt, and one of vLLM's own full prefill."""
@@ -319,13 +319,6 @@ class _Answering:
         result = _link_result(self._spec.policy, self._prompt, self._output, logprobs)
         decode_s = max(0.0, total_s - result.timing.ttft_s)
         return Answer(generated, result, decode_s, self._engine.model, self._engine.name)
-
-    def outcome(self) -> Answer | PicError:
-        """The answer, or why there is none."""
-        try:
-            return self.answer()
-        except PicError as error:
-            return error
 
 
 def _link_result(policy: Policy, prompt: PreparedPrompt, output: Any, logprobs: torch.Tensor | None) -> LinkResult:
