@@ -29,7 +29,7 @@ from pictool.core import Chunk
 from pictool.errors import InputError, StoreError
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy, Prompt, Selection, no_rows
-from pictool.linker.resolve import resolve_prompt
+from pictool.linker.resolve import lay_out_spec
 from pictool.linker.spec import Document, Spec
 from pictool.reading import parse_json, read_file
 from pictool.runtime.device import device_name, is_accelerator
@@ -138,9 +138,10 @@ def measure_size(model: Model, store: Store, spec: Spec) -> PromptSize:
         PicError: an unusable document, or a prompt that is too long for the model.
     """
     with ExitStack() as opened:
-        prompt = resolve_prompt(model, store, spec, opened)
-        context = sum(len(part.chunk) for part in (prompt.head, *prompt.parts))
-        size = PromptSize(context, len(model.encode(prompt.tail)), len(prompt.objects), model.token_bytes)
+        prompt = lay_out_spec(model, store, spec, opened)
+        num_context = prompt.layout.num_context
+        num_tail = prompt.layout.num_tokens - num_context
+        size = PromptSize(num_context, num_tail, len(prompt.objects), model.token_bytes)
     return require_room(model, size)
 
 

@@ -103,7 +103,7 @@ def spec_identity(spec: Spec, engine: Engine, contents: Contents) -> list[Any]:
 
 
 def _document_identity(document: Any, engine: Engine, contents: Contents) -> list[Any]:
-    """As `resolve_prompt` finds out what it is."""
+    """As `resolve_documents` finds out what it is."""
     if isinstance(document, Chunk | Text):
         return ["text", document.text, isinstance(document, Chunk) and document.continues]
     path = Path(document)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from pictool.core import Chunk, CompileOptions, Layout
 from pictool.errors import InputError, PicError, TraceError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pictool.store.store import Store
     from pictool.trace.format import Trace
 
+_T = TypeVar("_T")
 Feature = Literal["trace", "outputs", "auto_ratio", "codecs", "tables", "chains", "plans", "pool"]
 _FEATURES: dict[Feature, str] = {
     "trace": "shows no trace; use the torch engine",
@@ -293,13 +295,7 @@ class Engine(ABC):
             the index of a spec and its link, or why there is none. An engine with a pool has its room again for the
             next ones once nobody holds it.
         """
-        return ((index, self._linked(spec)) for index, spec in enumerate(specs))
-
-    def _linked(self, spec: Spec) -> LinkResult | PicError:
-        try:
-            return self.link(spec)
-        except PicError as error:
-            return error
+        return ((index, outcome_of(partial(self.link, spec))) for index, spec in enumerate(specs))
 
     @abstractmethod
     def run(
@@ -355,14 +351,15 @@ class Engine(ABC):
         Yields:
             the index of a spec and its answer, or why it has none, in the order in which they end.
         """
-        for index, spec in enumerate(specs):
-            yield index, self._outcome(spec)
+        return ((index, outcome_of(partial(self.answer, spec))) for index, spec in enumerate(specs))
 
-    def _outcome(self, spec: Spec) -> Answer | PicError:
-        try:
-            return self.answer(spec)
-        except PicError as error:
-            return error
+
+def outcome_of(act: Callable[[], _T]) -> _T | PicError:
+    """What a function returns, or why it fails."""
+    try:
+        return act()
+    except PicError as error:
+        return error
 
 
 def compare_answers(answer: Answer, full: Answer, first: tuple[float, bool] | None = None) -> Comparison:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from pictool.compiler.compile import Compiled, compile_chunks
 from pictool.core import Chunk, CompileOptions
-from pictool.engines.base import Answer, Engine, Feature, LinkResult
+from pictool.engines.base import Answer, Engine, Feature, LinkResult, outcome_of
 from pictool.errors import PicError
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
@@ -89,10 +90,7 @@ class TorchEngine(Engine):
             index, result = linked
             if isinstance(result, PicError):
                 return index, result
-            try:
-                return index, self._decode(specs[index], result)
-            except PicError as error:
-                return index, error
+            return index, outcome_of(partial(self._decode, specs[index], result))
 
         return map(answer, self.link_all(specs))
 

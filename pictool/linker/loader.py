@@ -118,10 +118,6 @@ class LoadedObject:
         """What says how the bytes of a decoded layer are, and in which memory."""
         return (self.checksums[layer], *self._kind, is_pinned)
 
-    def staged(self, tokens: slice) -> StagedObject:
-        """How these tokens of it are staged."""
-        return StagedObject(self.dims, tokens)
-
 
 class Loader:
     """Loads layers into an image, `PREFETCHED_LAYERS` of them at a time. A context manager.
@@ -147,7 +143,10 @@ class Loader:
         self._layers: dict[int, Future[torch.Event | None]] = {}
         self._busy = BusyTime()
         self._sources = {part.file: LoadedObject(part.file) for part in placed}
-        self._staged = self._stage() if streams.event_now(image.stack.device) is not None and placed else None
+        self._staged: StagedLayer | None = None
+        if placed and streams.event_now(image.stack.device) is not None:
+            objects = [StagedObject(self._sources[part.file].dims, part.tokens) for part in placed]
+            self._staged = StagedLayer(objects, image.stack.device)
         self._batches = _batches([self._sources[part.file] for part in placed], _COPIED_BYTES if memory is None else 0)
         self._columns = [*accumulate((part.end - part.start for part in placed), initial=0)][:-1]
         # From when on the image's buffers, and what the staging needs, are there; None: the device has no streams.
@@ -164,10 +163,6 @@ class Loader:
         self._uses_threads = not self._in_memory and (overlaps or (self._ready is not None and is_large))
         if self._uses_threads:
             self._prefetch(loads.first)
-
-    def _stage(self) -> StagedLayer:
-        staged = [self._sources[part.file].staged(part.tokens) for part in self._placed]
-        return StagedLayer(staged, self._image.stack.device)
 
     def __enter__(self) -> Loader:
         return self

@@ -76,39 +76,6 @@ class Part:
         return not self.options.probes or file.meta.fixups is not None
 
 
-@dataclass(frozen=True)
-class ResolvedPrompt:
-    """What a spec's prompt is made of. `parts` are documents and what separates them, `tail` is a text."""
-
-    head: Part
-    parts: tuple[Part, ...]
-    tail: PromptText
-    written_head: PromptText
-
-    @property
-    def texts(self) -> tuple[str | PromptText, ...]:
-        """Of head, parts and tail, each as it is tokenized."""
-        return (self.written_head, *(part.chunk.text for part in self.parts), self.tail)
-
-    @property
-    def objects(self) -> list[Part]:
-        """The parts that have an object, or will have one: documents, and the head if it has tokens."""
-        return [part for part in (self.head, *self.parts) if part.chunk.tokens and not part.is_separator]
-
-
-def resolve_prompt(model: Model, store: Store, spec: Spec, opened: ExitStack) -> ResolvedPrompt:
-    """Find out what each document is (`resolve_documents`), and put separators between them and before the tail.
-
-    Raises:
-        PicError: names the document, and what is wrong with it.
-    """
-    frame, separator = spec.frame(model), spec.separator_for(model)
-    parts = separated(model, resolve_documents(model, store, spec, opened), separator)
-    tail = frame.tail_after(_end_of(model, parts[-1], separator), separator) if parts else frame.tail
-    head = Part(head_chunk(model, frame.head), spec.head_object_for(model))
-    return ResolvedPrompt(head, tuple(parts), tail, frame.head)
-
-
 def separated(model: Model, parts: Sequence[Part], separator: str) -> list[Part]:
     """Parts with what separates them; those that continue the one before them follow it directly."""
     result: list[Part] = []
@@ -254,6 +221,11 @@ class PromptParts:
     parts: tuple[Part, ...]
     required: RowMask | None = None
 
+    @property
+    def objects(self) -> list[Part]:
+        """The parts that have an object, or will have one: documents, and the head if it has tokens."""
+        return [part for part in self.parts if part.chunk.tokens and not part.is_separator]
+
     def without_objects(self, indices: Sequence[int]) -> PromptParts:
         """The same, with these parts computed."""
         if not indices:
@@ -269,17 +241,27 @@ class PromptParts:
 
 
 def lay_out_spec(model: Model, store: Store, spec: Spec, opened: ExitStack) -> PromptParts:
-    """Resolve a spec's documents, and lay out its prompt. Objects that documents name are open until `opened` is."""
+    """Find out what each document is, put separators between them and before the tail, and lay out the prompt.
+
+    Objects that documents name are open until `opened` is closed.
+
+    Raises:
+        PicError: names the document and what is wrong with it; no tail, or a prompt that is too long for the model.
+    """
     if spec.plan is not None:
         return _lay_out_plan(model, store, spec.plan, opened)
-    return _lay_out_texts(model, store, spec, opened)
-
-
-def _lay_out_texts(model: Model, store: Store, spec: Spec, opened: ExitStack) -> PromptParts:
-    prompt = resolve_prompt(model, store, spec, opened)
-    tail, parts = encode_within(model, prompt.tail, "the query"), (prompt.head, *prompt.parts)
-    layout = lay_out(model, prompt.head.chunk, [part.chunk for part in prompt.parts], tail)
-    laid_out = PromptParts(layout, prompt.texts, parts)
+    frame, separator = spec.frame(model), spec.separator_for(model)
+    documents = separated(model, resolve_documents(model, store, spec, opened), separator)
+    tail = frame.tail_after(_end_of(model, documents[-1], separator), separator) if documents else frame.tail
+    head = Part(head_chunk(model, frame.head), spec.head_object_for(model))
+    parts, tokens = (head, *documents), encode_within(model, tail, "the query")
+    if not tokens:
+        raise InputError(
+            f"the query and its template have no tokens under the tokenizer of {model.name}; there is nothing to answer"
+        )
+    layout = Layout.of(head.chunk.tokens, [part.chunk.tokens for part in documents], tokens)
+    require_room(model, layout.num_tokens)
+    laid_out = PromptParts(layout, (frame.head, *(part.chunk.text for part in documents), tail), parts)
     if spec.policy.needs.chain_block:  # a chain says itself what it has
         return laid_out
     return laid_out.without_objects([index for index, part in enumerate(parts) if part.is_separator])
@@ -293,21 +275,6 @@ def _lay_out_plan(model: Model, store: Store, plan: LinkPlan, opened: ExitStack)
     texts = tuple(model.encoder.as_tokenized(text, ids) for text, ids in pairs)
     required = None if plan.policy.needs.chain_block else plan.required  # a chain says itself what it has
     return PromptParts(plan.layout, texts, tuple(parts), required)
-
-
-def lay_out(model: Model, head: Chunk, chunks: Sequence[Chunk], tail: Sequence[int]) -> Layout:
-    """Where everything is in a prompt.
-
-    Raises:
-        InputError: the prompt has no tail, or is longer than the model's positions.
-    """
-    if not tail:
-        raise InputError(
-            f"the query and its template have no tokens under the tokenizer of {model.name}; there is nothing to answer"
-        )
-    layout = Layout.of(head.tokens, [chunk.tokens for chunk in chunks], tail)
-    require_room(model, layout.num_tokens)
-    return layout
 
 
 def require_room(model: Model, num_tokens: int) -> None:

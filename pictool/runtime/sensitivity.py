@@ -264,7 +264,7 @@ def cut_at_lines(model: Model, texts: Tensor, length: int) -> Tensor:
     """Of every text its first token and the `length` - 1 that end with a line; its last ones, if no line ends there."""
     cut = []
     for text in texts.tolist():
-        ends = (at for at in range(length - 1, len(text)) if _is_line_end(model, text[at]))
+        ends = (at for at in range(length - 1, len(text)) if str(model.tokenizer.decode([text[at]])).endswith("\n"))
         end = next(ends, len(text) - 1) + 1
         cut.append([text[0], *text[end - length + 1 : end]])
     return torch.tensor(cut)
@@ -273,10 +273,6 @@ def cut_at_lines(model: Model, texts: Tensor, length: int) -> Tensor:
 def _first_token(model: Model) -> int:
     """BOS; for models that begin with none (Qwen2), a token that ends a text."""
     return model.bos_id if model.bos_id is not None else min(model.eos_ids, default=0)
-
-
-def _is_line_end(model: Model, token: int) -> bool:
-    return str(model.tokenizer.decode([token])).endswith("\n")
 
 
 def _path(model: Model, count: int, length: int) -> Path:

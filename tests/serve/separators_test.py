@@ -21,7 +21,7 @@ from pictool.engines.vllm.request import FIELD
 from pictool.eval.cases import SpecOptions, group_cases
 from pictool.eval.datasets.base import Case
 from pictool.linker.policies import make_policy
-from pictool.linker.resolve import lay_out, lay_out_spec, resolve_prompt
+from pictool.linker.resolve import lay_out_spec
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
 from pictool.serve.prompts import layout
@@ -82,9 +82,9 @@ def query(model: Model, texts: Sequence[str]) -> list[int]:
 def vllm(model: Model, texts: Sequence[str]) -> list[int]:
     """What the engine `vllm` prepares; its connector is told of objects alone."""
     with ExitStack() as opened:
-        prompt = resolve_prompt(model, Store(Path("store")), Spec(QUESTION, [Text(text) for text in texts]), opened)
-    laid_out = lay_out(model, prompt.head.chunk, [part.chunk for part in prompt.parts], model.encode(prompt.tail))
-    params = link_params(model, prompt.parts, laid_out, make_policy("naive"))
+        prompt = lay_out_spec(model, Store(Path("store")), Spec(QUESTION, [Text(text) for text in texts]), opened)
+    laid_out = prompt.layout
+    params = link_params(model, prompt.parts[1:], laid_out, make_policy("naive"))
     assert params is not None and len(params[FIELD]["chunks"]) == len(texts)
     return [int(token) for token in laid_out.tokens]
 

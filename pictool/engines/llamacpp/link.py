@@ -24,8 +24,10 @@ from pictool.engines.llamacpp.library import MAX_SEQUENCES, LlamaContext, LlamaC
 from pictool.engines.llamacpp.state import LayerRows, StateFormat, read_rows
 from pictool.engines.llamacpp.trial import Facts
 from pictool.errors import InputError, TraceError
+from pictool.linker.fusor import always_computed
 from pictool.linker.link import Linked, PreparedLink
 from pictool.linker.loader import PlacedObject
+from pictool.linker.narrowing import Narrowing
 from pictool.runtime.tensors import require_finite
 
 if TYPE_CHECKING:
@@ -197,7 +199,8 @@ def compute(prepared: PreparedLink) -> Linked:
     stack = cast("Contexts", model.stack)
     clock, reused = prepared.run.clock, prepared.reused
     selection = reused.selection or prepared.run.spec.policy.select(reused.prompt)
-    computed = _computed(prepared, selection.rows)
+    always = always_computed(reused.prompt, prepared.prompt_parts.required)
+    computed = Narrowing(reused.prompt, prepared.run.spec.policy, selection, always).on
     groups = _groups(_reuses(reused.placed, computed))
     clock.select_s += clock.lap()
 
@@ -241,16 +244,6 @@ def _join(image: LlamaImage, sequences: NDArray[np.int64]) -> None:
             image.reuse(sequence, end)
         else:
             image.compute(end, wants_logits=end == image.layout.num_tokens)
-
-
-def _computed(prepared: PreparedLink, selected: RowMask) -> RowMask:
-    """bool [n], the rows that are computed: selected ones, those that no object has, and the tail."""
-    layout = prepared.prompt_parts.layout
-    rows = np.ones(layout.num_tokens, dtype=bool)
-    rows[: layout.num_context] = selected
-    if prepared.prompt_parts.required is not None:
-        rows[: layout.num_context] |= prepared.prompt_parts.required
-    return rows
 
 
 def _reuses(placed: Sequence[PlacedObject], computed: RowMask) -> Iterator[ReusedCells]:

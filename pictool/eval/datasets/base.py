@@ -13,7 +13,7 @@ from pictool.eval.datasets.records import Record, read_records
 
 @dataclass(frozen=True)
 class Case:
-    """A question over documents. The prompt is head + documents + query template, as `resolve_prompt` puts it together.
+    """A question over documents. The prompt is head + documents + query template, as `lay_out_spec` puts it together.
 
     Fields:
         id: stable and unique in its dataset.

@@ -16,13 +16,13 @@ import numpy as np
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import Compiled, object_key, sink_tokens
 from pictool.core import Chunk, CompileOptions, FixupTable, Layout, Sampling
-from pictool.engines.base import Answer, Engine, Feature, LinkResult
+from pictool.engines.base import Answer, Engine, Feature, LinkResult, outcome_of
 from pictool.engines.vllm.request import FIELD
 from pictool.engines.vllm.versions import INSTALL, require_version
 from pictool.errors import InputError, ModelError, ObjectError, PicError, StoreError
 from pictool.linker.objects import OnCompile
 from pictool.linker.policies.base import Policy, Prompt
-from pictool.linker.resolve import Part, lay_out, resolve_prompt
+from pictool.linker.resolve import Part, lay_out_spec
 from pictool.linker.spec import Spec
 from pictool.reading import open_regular
 from pictool.runtime.model import Model
@@ -151,7 +151,7 @@ class VllmEngine(Engine):
         for index, output in self._steps_together({index: own.request for index, own in answering.items()}):
             answering[index].push(output)
             if output.finished:
-                yield index, answering[index].outcome()
+                yield index, outcome_of(answering[index].answer)
 
     def warm_up(self, spec: Spec, on_compile: OnCompile | None = None) -> None:
         """One token of the linked prompt, and one of vLLM's own full prefill."""
@@ -191,9 +191,8 @@ class VllmEngine(Engine):
             PicError: an unusable document, a prompt that is too long, or a policy that cannot do without tables.
         """
         with ExitStack() as opened:
-            prompt = resolve_prompt(self.model, self.store, spec, opened)
-            parts, tail = prompt.parts, self.model.encode(prompt.tail)
-            layout = lay_out(self.model, prompt.head.chunk, [part.chunk for part in parts], tail)
+            prompt = lay_out_spec(self.model, self.store, spec, opened)
+            parts, layout = prompt.parts[1:], prompt.layout
             if spec.policy.needs.tables:  # what vLLM compiles has no table
                 tables = tuple(self._table(part) for part in parts)
                 spec.policy.select(Prompt(self.model, layout, prompt.texts, tables))
@@ -320,13 +319,6 @@ class _Answering:
         result = _link_result(self._spec.policy, self._prompt, self._output, logprobs)
         decode_s = max(0.0, total_s - result.timing.ttft_s)
         return Answer(generated, result, decode_s, self._engine.model, self._engine.name)
-
-    def outcome(self) -> Answer | PicError:
-        """The answer, or why there is none."""
-        try:
-            return self.answer()
-        except PicError as error:
-            return error
 
 
 def _link_result(policy: Policy, prompt: PreparedPrompt, output: Any, logprobs: torch.Tensor | None) -> LinkResult:

@@ -156,7 +156,8 @@ class Setup:
 
     @cached_property
     def model(self) -> Model:
-        return load_target_model(self.config, self.settings)
+        """Tokenizer, geometry and fingerprint of the model. Its weights are not loaded: vLLM has them."""
+        return load_model(str(self.config.model_config.model), self.settings.device, _dtype_of(self.config))
 
     @property
     def target(self) -> Target:
@@ -174,11 +175,6 @@ class Setup:
     @cached_property
     def store(self) -> Store:
         return self.settings.open_store(self.settings.memory_bytes)
-
-
-def load_target_model(config: VllmConfig, settings: ConnectorSettings) -> Model:
-    """Tokenizer, geometry and fingerprint of the model. Its weights are not loaded: vLLM has them."""
-    return load_model(str(config.model_config.model), settings.device, _dtype_of(config))
 
 
 def make_setup(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Setup:

@@ -282,7 +282,8 @@ def _delta(choice: Mapping[str, Any]) -> Delta:
     """A choice of a chunk. Raises LookupError or ValueError: it is none."""
     tokens, found = choice.get("token_ids") or [], choice.get("logprobs") or {}
     rows = [
-        {_token_of(name): float(value) for name, value in (top or {}).items()} | {token: float(own)}
+        {int(name.removeprefix(_PLACEHOLDER)): float(value) for name, value in (top or {}).items()}
+        | {token: float(own)}
         for token, top, own in zip(
             tokens, found.get("top_logprobs") or (), found.get("token_logprobs") or (), strict=bool(found)
         )
@@ -290,10 +291,6 @@ def _delta(choice: Mapping[str, Any]) -> Delta:
     return Delta(
         int(choice["index"]), choice["text"], tokens, rows, choice.get("finish_reason"), choice.get("stop_reason")
     )
-
-
-def _token_of(name: str) -> int:
-    return int(name.removeprefix(_PLACEHOLDER))
 
 
 def _entries(row: Mapping[int, float]) -> dict[int, Any]:
