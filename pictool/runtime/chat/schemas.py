@@ -136,7 +136,7 @@ def tokenizer() -> Any:
     """llguidance's form of the embedded model's tokenizer: grammars are tried with the same one for every model."""
     from llguidance import LLTokenizer
 
-    return LLTokenizer(str(Path(__file__).parent.parent / "models" / "base" / "tokenizer.json"))
+    return LLTokenizer(str(Path(__file__).parents[2] / "models" / "base" / "tokenizer.json"))
 
 
 # Bounds
