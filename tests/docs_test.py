@@ -199,7 +199,7 @@ def test_the_tutorial_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
             if line != "…" and not re.search(r"\bms\b", line):
                 assert line in printed, f"{command}: {printed}"
                 compared += 1
-    assert compared == 27
+    assert compared == 25
 
 
 def test_the_readme_s_examples_are_typed(tmp_path: Path) -> None:
