@@ -103,7 +103,10 @@ def test_markers_are_borders_of_chunks(live: Live, marker: dict[str, object]) ->
     assert live.chat(short)["pic"]["chunks"] == 0
 
 
-def test_marked_texts_are_compiled_a_step_each_so_that_others_come_between(live: Live) -> None:
+def test_marked_texts_are_compiled_a_step_each_so_that_others_come_between(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pictool.serve.backends.torch.engine_thread.QUANTUM_S", float("inf"))  # no step within one
     texts = tuple(MarkedText(f"{doc}It is marked, and it is new.") for doc in DOCS)
     sent = list[object]()
     work = AnswerRequest(Tenant("default"), RawPrompt((*texts, PlainText(QUESTION))), Sampling(0.0), 2)
