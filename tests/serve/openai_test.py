@@ -204,7 +204,7 @@ WRONG: list[tuple[int, dict[str, Any], str]] = [
     (422, {"seed": 10**400}, "seed"),
     (422, {"logprobs": 1}, "logprobs"),
     (422, {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages.0.content.0.text"),
-    (400, {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_data": "x"}}]}]}, "its file_id"),
+    (422, {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_data": "x"}}]}]}, "file_id"),
 ]
 
 
