@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.cluster.manifest import ManifestRow, to_table
 from pictool.cluster.session import cluster_resources
-from pictool.cluster.sources import Columns, SourceDocument, SourceFile, read_documents
+from pictool.cluster.sources import TABLES, Columns, SourceDocument, SourceFile, read_documents
 from pictool.cluster.worker import BulkSpec, CompileWorker, compile_counted
 from pictool.errors import ModelError, PicError, StoreError
 
@@ -130,7 +130,7 @@ def _rows(
 
     _prepare_data(batch_bytes)
     items = [asdict(source) for source in sources]
-    tables = sum(source.is_table for source in sources)
+    tables = sum(source.url.endswith(TABLES) for source in sources)
     blocks = max(1, tables + math.ceil((len(items) - tables) / _FILES_PER_TASK))
     documents = ray.data.from_items(items, override_num_blocks=blocks).map_batches(
         _read, fn_kwargs={"columns": columns, "batch_bytes": batch_bytes}, batch_size=None, batch_format="pyarrow",

@@ -100,10 +100,11 @@ def deployed(
     active, queue = spec.settings.max_active, spec.settings.max_waiting
     count: dict[str, Any] = {"num_replicas": scale.least}
     if scale.most > scale.least:
-        autoscaling = AutoscalingConfig(
-            min_replicas=scale.least, max_replicas=scale.most, target_ongoing_requests=active
-        )
-        count = {"autoscaling_config": autoscaling}
+        count = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=scale.least, max_replicas=scale.most, target_ongoing_requests=active
+            )
+        }
     engines = serve.deployment(
         _Engine, name="engine", max_ongoing_requests=active + queue, max_queued_requests=queue,
         ray_actor_options={"num_cpus": scale.cpus, "num_gpus": scale.gpus},
@@ -127,10 +128,9 @@ def deployed(
 def _why(app: str) -> str:
     """What Ray says of replicas that did not start, its last line."""
     status = serve.status().applications.get(app)
-    messages = [] if status is None else [part.message for part in status.deployments.values()]
-    lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
-    named = [line for line in lines if "Error: " in line]
-    last = str((named or lines or [""])[-1])
+    found = () if status is None else status.deployments.values()
+    lines = [line.strip() for part in found for line in part.message.splitlines() if line.strip()]
+    last = str(([line for line in lines if "Error: " in line] or lines or [""])[-1])
     return (last.partition("Error: ")[2] or last)[:300]
 
 

@@ -19,6 +19,7 @@ from pictool.urls import without_credentials
 
 _JSONL = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 _PARQUET = (".parquet", ".pq")
+TABLES = (*_JSONL, *_PARQUET)  # suffixes of files that hold many documents
 _GLOB = frozenset("*?[")
 _PARQUET_ROWS = 256  # that are read at once
 
@@ -38,11 +39,6 @@ class SourceFile:
     name: str
     url: str
     num_bytes: int
-
-    @property
-    def is_table(self) -> bool:
-        """Whether it holds many documents."""
-        return self.url.endswith((*_JSONL, *_PARQUET))
 
 
 @dataclass(frozen=True)
@@ -95,15 +91,14 @@ def _listed(name: str) -> list[SourceFile]:
 
 
 def _visible(name: str, files: Any, root: str, entries: Iterable[dict[str, Any]]) -> Iterator[SourceFile]:
-    is_local, is_url = "file" in files.protocol, "://" in name
     for entry in entries:
         path = str(entry["name"])
         relative = path[len(root) :].lstrip("/") if path.startswith(root) else path
         if any(part.startswith(".") for part in relative.split("/")):
             continue
-        url = path if is_local else str(files.unstrip_protocol(path))
-        shown_name = without_credentials(url) if is_url else path if Path(name).is_absolute() else os.path.relpath(path)
-        yield SourceFile(shown_name, url, int(entry.get("size") or 0))
+        url = path if "file" in files.protocol else str(files.unstrip_protocol(path))
+        own_name = path if Path(name).is_absolute() else os.path.relpath(path)
+        yield SourceFile(without_credentials(url) if "://" in name else own_name, url, int(entry.get("size") or 0))
 
 
 def read_documents(source: SourceFile, columns: Columns) -> Iterator[SourceDocument]:

@@ -131,15 +131,14 @@ class CompileWorker:
         """The keys and chunks of a document, or its error."""
         if document.text is None:
             return document.error or "has no text"
-        options = self._spec.options
         try:
             chunks = make_chunks(model, document.text, document.id, self._spec.chunk_tokens, self._spec.overlap)
-            room = model.max_positions - options.sinks
+            room = model.max_positions - self._spec.options.sinks
             if too_long := [chunk for chunk in chunks if len(chunk) > room]:
                 return f"{too_long[0].source}: {len(too_long[0])} tokens, but the model has {room} positions for it"
         except InputError as error:
             return str(error)
-        return [(object_key(model, chunk, options), chunk) for chunk in chunks]
+        return [(object_key(model, chunk, self._spec.options), chunk) for chunk in chunks]
 
     def _present(self, keys: Sequence[str]) -> dict[str, int | PicError]:
         """Bytes of the objects that the remote has, or why it cannot tell."""
