@@ -68,6 +68,7 @@ def test_version_0_3_refuses_a_store_with_leases_that_it_does_not_see(root: Path
 
 def test_what_is_no_store_yet_is_read_as_it_is(root: Path) -> None:
     write_old(root)
+    (root / "lock").write_text("0" * 20)  # it had objects
     (root / "pictool-store").unlink()
     before = names(root)
     require_all(root)
@@ -91,6 +92,7 @@ def test_in_what_is_no_store_nothing_is_made_anew(root: Path) -> None:
     Leases(root).add("t", "m", [LeasedObject(A, 1)], 4e9)
     with reading(root) as db:
         (page,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'hits'").fetchone()
+    (root / "lock").write_text("0" * 20)  # it had objects
     (root / "pictool-store").unlink()
     with (root / DATABASE).open("r+b") as file:
         file.seek((page - 1) * 4096)
