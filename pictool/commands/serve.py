@@ -236,6 +236,7 @@ def serve_here(options: ServeOptions, fleet: FleetOptions, settings: Settings, v
         store = open_store(settings)
         backend = resources.enter_context(opened_backend(options, fleet, settings, store, vllm, len(keys.tenants)))
         service = make_service(options, backend, store, keys, resources)
+        listener.listen()  # from the note on nobody is refused
         note_address(listener, backend)
         run(make_application(service, __version__), listener, backend)
     store.drain()
