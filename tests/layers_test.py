@@ -162,17 +162,9 @@ def module_name(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-class _WithoutTypes(ast.NodeTransformer):
-    """Drops what only a type checker sees."""
-
-    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
-        return node.orelse if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
-
-
 def imported_by(source: str, names: set[str]) -> set[str]:
-    """The package's modules that a source imports when it runs, within functions too."""
-    tree = _WithoutTypes().visit(ast.parse(source))
-    return {name if name in names else name.rpartition(".")[0] for name in imports(ast.unparse(tree))} & names
+    """The package's modules that a source imports, within functions and for types, too."""
+    return {name if name in names else name.rpartition(".")[0] for name in imports(source)} & names
 
 
 @pytest.mark.parametrize(
@@ -181,10 +173,13 @@ def imported_by(source: str, names: set[str]) -> set[str]:
         ("import pictool.core", {"pictool.core"}),
         ("def f():\n    from pictool.core import Text", {"pictool.core"}),
         ("from pictool import core, other", {"pictool.core"}),
-        ("if TYPE_CHECKING:\n    from pictool.core import Text\nelse:\n    import pictool.urls", {"pictool.urls"}),
+        (
+            "if TYPE_CHECKING:\n    from pictool.core import Text\nelse:\n    import pictool.urls",
+            {"pictool.core", "pictool.urls"},
+        ),
     ],
 )
-def test_imports_within_functions_count(source: str, found: set[str]) -> None:
+def test_imports_within_functions_and_for_types_count(source: str, found: set[str]) -> None:
     assert imported_by(source, {"pictool.core", "pictool.urls"}) == found
 
 
@@ -194,6 +189,11 @@ def test_no_modules_import_each_other() -> None:
     graph = {name: imported_by(sources[name], names) - {name} for name in names}
     assert "pictool.store.store" in graph["pictool.linker.link"]
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+
+
+def test_no_folder_has_more_than_twenty_files() -> None:
+    folders = Counter(path.rpartition("/")[0] for path in MODULES)
+    assert {folder: count for folder, count in folders.items() if count > 20} == {}
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if part_of(module) == "linker"])

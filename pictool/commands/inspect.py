@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import print_json
@@ -15,17 +14,14 @@ from pictool.commands.console.pager import paged
 from pictool.commands.console.verbosity import note
 from pictool.commands.settings.completion import complete_key
 from pictool.commands.settings.options import (
-    ANALYSIS,
     SALT,
-    SECTIONS,
-    JsonOption,
     argument,
     command,
     make_app,
-    option,
 )
 from pictool.commands.settings.resources import open_model, open_store
 from pictool.commands.settings.settings import Settings
+from pictool.commands.traces.options import InspectOptions
 from pictool.errors import InputError
 from pictool.escapes import visible
 
@@ -41,74 +37,8 @@ if TYPE_CHECKING:
 MAX_TOKENS = 2000  # of a text that is shown without --text
 BARS = "▁▂▃▄▅▆▇█"
 
-_SECTIONS = ("header", "candidates", "times", "parts", "layers", "text")
-_NAMED = ("layers", "text")  # those that an option names
 
 app = make_app()
-
-
-@dataclass(frozen=True)
-class InspectOptions:
-    """What to show. Without a section: all that needs no model, of an object its header."""
-
-    layers: Annotated[
-        bool,
-        option(
-            "--layers",
-            None,
-            "Objects: norms and ranges of K and V per layer. Traces: tokens computed per layer.",
-            SECTIONS,
-        ),
-    ] = False
-    text: Annotated[
-        bool, option("--text", None, "The whole text; of traces with the computed tokens marked.", SECTIONS)
-    ] = False
-    attention_sinks: Annotated[
-        bool,
-        option(
-            "--attention-sinks", None, "Share of attention that the first tokens draw, per layer and head.", ANALYSIS
-        ),
-    ] = False
-    first: Annotated[
-        Optional[int], option("--first", "N", "With --attention-sinks: how many tokens are first (4).", ANALYSIS, min=1)
-    ] = None
-    attention: Annotated[
-        bool, option("--attention", None, "Traces: attention of tail and answer over the prompt.", ANALYSIS)
-    ] = False
-    layer: Annotated[
-        Optional[int], option("--layer", "N", "With --attention: of one layer (mean).", ANALYSIS, min=0)
-    ] = None
-    head: Annotated[Optional[int], option("--head", "N", "With --attention: of one head (mean).", ANALYSIS, min=0)] = (
-        None
-    )
-    against: Annotated[
-        Optional[str],
-        option(
-            "--against",
-            "full",
-            "Traces: deviation of KV and attention per token and layer, and KL per generated token.",
-            ANALYSIS,
-        ),
-    ] = None
-    diff: Annotated[bool, option("--diff", None, "Compare two traces of one prompt.", ANALYSIS)] = False
-    as_json: JsonOption = False
-
-    @property
-    def sections(self) -> tuple[str, ...]:
-        """The sections that are asked for, without those that need a model; all if none at all is asked for."""
-        asked = tuple(name for name in _NAMED if getattr(self, name))
-        return asked if asked or self.needs_attention or self.against else _SECTIONS
-
-    @property
-    def needs_attention(self) -> bool:
-        return self.attention or self.attention_sinks
-
-    @property
-    def num_initial(self) -> int:
-        """How many tokens of a part count as initial."""
-        from pictool.trace.attention_sinks import NUM_INITIAL
-
-        return self.first or NUM_INITIAL
 
 
 @command(app, "inspect", "model", "device", "dtype", "store", *SALT)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,23 +33,36 @@ from pictool.serve.work import (
 )
 
 if TYPE_CHECKING:
-    from pictool.serve.service import Service
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from pictool.estimate.request_log import RequestLog
+    from pictool.serve.metrics import Metrics
 
 _KINDS = {"developer": "system", "system": "system", "assistant": "assistant", "tool": "tool", "function": "tool"}
 _log = logging.getLogger("pictool.serve")
 
 
+@dataclass(frozen=True)
+class Records:
+    """Where requests are recorded; `clock` is that of the log."""
+
+    metrics: Metrics
+    clock: Callable[[], float]
+    request_log: RequestLog | None = None
+    tracer_provider: TracerProvider | None = None
+
+
 class RequestRecord:
     """What is recorded of one request, by the events of its answers. `started` is by time.perf_counter."""
 
-    def __init__(self, service: Service, work: AnswerRequest, started: float) -> None:
-        self._service, self._work, self._started, self._came = service, work, started, service.clock()
-        self._span = AnswerSpan(service.tracer_provider, work, service.backend.model)
+    def __init__(self, records: Records, model: str, work: AnswerRequest, started: float) -> None:
+        self._records, self._work, self._started, self._came = records, work, started, records.clock()
+        self._span = AnswerSpan(records.tracer_provider, work, model)
         self._reuse: Reuse | None = None
         self._has_text = False
 
     def add(self, event: Event) -> None:
-        metrics = self._service.metrics
+        metrics = self._records.metrics
         self._span.add(event)
         if isinstance(event, StartEvent):
             self._reuse = event.reuse
@@ -64,8 +79,8 @@ class RequestRecord:
         self._span.end(error)
         if error is not None:
             return
-        seconds, log = time.perf_counter() - self._started, self._service.request_log
-        self._service.metrics.duration.observe(seconds)
+        seconds, log = time.perf_counter() - self._started, self._records.request_log
+        self._records.metrics.duration.observe(seconds)
         if log is not None and self._reuse is not None:
             parts, num_linked = tuple(_segments(self._work.prompt)), self._reuse.linked + self._reuse.recomputed
             log.add(Request(self._came, self._work.tenant.name, parts, self._reuse.num_tokens, num_linked, seconds))

@@ -26,7 +26,7 @@ from pictool.serve.parts import splitter_of
 from pictool.serve.prompts.learning import texts_of
 from pictool.serve.prompts.requests import documents_of
 from pictool.serve.prompts.retrieving import RetrievedDocument
-from pictool.serve.records import RequestRecord
+from pictool.serve.records import Records, RequestRecord
 from pictool.serve.schema import DocumentQuery, Documents
 from pictool.serve.tenants import Keys, Tenant
 from pictool.serve.work import (
@@ -93,13 +93,14 @@ class Service:
     ) -> None:  # fmt: skip
         self.backend, self.keys, self.settings, self.clock = backend, keys, settings, clock
         self.leases = Leases(root, clock, Share(settings.lease_bytes))
-        self.request_log, self.tracer_provider = request_log, tracer_provider
+        self.tracer_provider = tracer_provider
         self.responses = KeptResponses(clock)
         self._marks: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()  # tenant, key: lease, its end
         self.files = Files(root, settings.file_bytes)
         self._trials = AdmissionControl(_MAX_TRIALS, most=1)
         leased_keys(root)  # a damaged file, or no store, is an error at the start, not of every request
         self.metrics = Metrics(backend.status, self.leases.count)
+        self._records = Records(self.metrics, clock, request_log, tracer_provider)
 
     def tenant(self, request: Request) -> Tenant:
         """Whose a request is, by its bearer key (or x-api-key, x-goog-api-key, ?key=, as other clients send it).
@@ -160,7 +161,8 @@ class Service:
 
         `started` is when the request came, by time.perf_counter.
         """
-        record, split = RequestRecord(self, work, started), splitter_of(work, self.backend.response_template)
+        record = RequestRecord(self._records, self.backend.model, work, started)
+        split = splitter_of(work, self.backend.response_template)
         try:
             async with aclosing(self.backend.answer(work)) as answer:
                 async for event in answer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.cells import cell_len
 from rich.segment import Segment
 from textual import work
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding
 from textual.color import Color
 from textual.filter import LineFilter
@@ -20,12 +20,12 @@ from textual.screen import Screen
 from pictool.errors import PicError
 from pictool.escapes import visible
 from pictool.store.store import Store
+from pictool.tui.base import PicBase
 from pictool.tui.home_screen import HomeScreen
 from pictool.tui.services import Job, LoadedTrace, is_run_path
 
 if TYPE_CHECKING:
     from pictool.spans.runs import QueryRun
-    from pictool.trace.attention_sinks import AttentionSinks
 
 _OF_TEXTUAL = {binding.action for binding in Screen.BINDINGS if isinstance(binding, Binding)}  # of every screen
 
@@ -42,7 +42,7 @@ class ControlFilter(LineFilter):
         ]  # fmt: skip
 
 
-class PicApp(App[None]):
+class PicApp(PicBase):
     """The app. The home screen is always at the bottom; every other screen is imported when it is first shown."""
 
     TITLE = "pic"
@@ -58,12 +58,9 @@ class PicApp(App[None]):
     def __init__(self, store: Store, traces: Sequence[LoadedTrace], job: Job, run: QueryRun | None = None) -> None:
         """Make the app; the run of a query is shown first."""
         # Without colour: attributes take the place of colours, and text and background are the terminal's own.
-        super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
-        self.job, self.traces, self._first_run = job, list(traces), run
+        super().__init__(job, list(traces), ansi_color=True if "NO_COLOR" in os.environ else None)
+        self._first_run = run
         self.home = HomeScreen(store)
-        self.attention_sinks: dict[str, AttentionSinks] = {}  # of objects, by key
-        self.opened: Screen[Any] | None = None  # the screen that the command line named, or the home screen
-        self.is_job_running = False
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         return [*super().get_line_filters(), ControlFilter()]
@@ -115,24 +112,6 @@ class PicApp(App[None]):
         from pictool.tui.trace_screen import TraceScreen
 
         self.try_to_show(lambda: TraceScreen(*traces) if len(traces) == 1 else CompareScreen(traces))
-
-    def try_to_show(self, make: Callable[[], Screen[None]]) -> None:
-        """Show a screen, unless what it is to show cannot be read."""
-        try:
-            self.push_screen(make())
-        except PicError as error:
-            self.show_note(str(error))
-
-    def acquire_job(self) -> bool:
-        """Acquire the model, until `is_job_running` is set back; returns whether it was free."""
-        if self.is_job_running:
-            self.show_note("the model is at work; cancel that first, or wait")
-            return False
-        self.is_job_running = True
-        return True
-
-    def show_note(self, text: str) -> None:
-        self.notify(visible(text), markup=False, timeout=8)
 
     async def action_quit(self) -> None:
         """Cancel the running job first, since the app waits for its threads."""

@@ -3,24 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from rich.text import Text
 from textual import work
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Button, HelpPanel, Input, Static, TabbedContent, TabPane
+from textual.worker import Worker
 
 from pictool.errors import PicError
 from pictool.escapes import visible
-from pictool.tui.services import Cancelled, Listener
+from pictool.tui.services import Cancelled, Job, Listener, LoadedTrace
 
 if TYPE_CHECKING:
-    from pictool.tui.app import PicApp
+    from pictool.trace.attention_sinks import AttentionSinks
 
 T = TypeVar("T")
+
+
+class PicBase(App[None]):
+    """What screens know of the app.
+
+    Attributes:
+        attention_sinks: of objects, by key. opened: the screen that the command line named, or the home screen.
+    """
+
+    def __init__(self, job: Job, traces: list[LoadedTrace], ansi_color: bool | None = None) -> None:
+        super().__init__(ansi_color=ansi_color)
+        self.job, self.traces, self.is_job_running = job, traces, False
+        self.attention_sinks: dict[str, AttentionSinks] = {}
+        self.opened: Screen[Any] | None = None
+
+    def open_paths(self, *paths: Path) -> Worker[None]:
+        """Read traces in a thread, then show the trace, or compare several; or the run of a query."""
+        raise NotImplementedError
+
+    def show_traces(self, traces: Sequence[LoadedTrace]) -> None:
+        """Show a trace, or compare several."""
+        raise NotImplementedError
+
+    def try_to_show(self, make: Callable[[], Screen[None]]) -> None:
+        """Show a screen, unless what it is to show cannot be read."""
+        try:
+            self.push_screen(make())
+        except PicError as error:
+            self.show_note(str(error))
+
+    def acquire_job(self) -> bool:
+        """Acquire the model, until `is_job_running` is set back; returns whether it was free."""
+        if self.is_job_running:
+            self.show_note("the model is at work; cancel that first, or wait")
+            return False
+        self.is_job_running = True
+        return True
+
+    def show_note(self, text: str) -> None:
+        self.notify(visible(text), markup=False, timeout=8)
 
 
 class PicScreen(Screen[None]):
@@ -35,8 +77,8 @@ class PicScreen(Screen[None]):
     ]
 
     @property
-    def pic(self) -> PicApp:
-        return cast("PicApp", self.app)
+    def pic(self) -> PicBase:
+        return cast(PicBase, self.app)
 
     def action_back(self) -> None:
         if self.query(HelpPanel):

@@ -10,7 +10,7 @@ from pictool.trace.diff import TraceDiff
 from pictool.trace.format import Trace
 
 if TYPE_CHECKING:
-    from pictool.commands.inspect import InspectOptions
+    from pictool.commands.traces.options import InspectOptions
     from pictool.trace.analysis import TraceAnalysis
     from pictool.trace.attention import AttentionMap
     from pictool.trace.deviation import DeviationFromFull

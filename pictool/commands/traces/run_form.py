@@ -13,7 +13,7 @@ from pictool.escapes import visible
 from pictool.trace.labels import short
 
 if TYPE_CHECKING:
-    from pictool.commands.inspect import InspectOptions
+    from pictool.commands.traces.options import InspectOptions
     from pictool.spans.optimise import TreeLine
     from pictool.spans.runs import CallRun, QueryRun
 
