@@ -162,7 +162,7 @@ def texts(table: RowTable, row: int) -> tuple[str, ...]:
     return tuple(str(cell) for cell in table.get_row_at(row))
 
 
-def screen_text(app: PicApp) -> str:
+def screen_text(app: App[Any]) -> str:
     """The text of the screen."""
     return "\n".join(line.text.rstrip() for line in screen_lines(app))
 
