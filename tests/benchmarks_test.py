@@ -70,6 +70,6 @@ def test_downloads_are_those_of_pip_s_log() -> None:
 def test_every_script_says_how_it_is_run(path: Path) -> None:
     if path.stem in RUN_BY_MAKE:
         assert "make gpu" in path.read_text(encoding="utf-8") and "`make gpu`" in README
-    elif path.stem not in ("__init__", "output", "overlap"):  # what scripts share
+    elif path.stem not in ("__init__", "output", "overlap", "pictures", "subject"):  # what scripts share
         assert f"python -m benchmarks.{path.stem}" in path.read_text(encoding="utf-8")
         assert f"benchmarks.{path.stem}" in README

@@ -43,6 +43,9 @@ class Compiled:
     is_new: bool
 
 
+OnCompile = Callable[[Compiled], None]  # called for each object that had to be compiled
+
+
 def head_codec(codec: str) -> str:
     """The codec of the head of documents with this one: always lossless, since the head is exact under every policy."""
     return codec if require_codec(codec).is_lossless else CODEC

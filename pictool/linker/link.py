@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pictool.compiler.compile import OnCompile
 from pictool.core import RowMask
 from pictool.errors import NotFiniteError, ObjectError
 from pictool.linker.chains import ChainContext
@@ -19,7 +20,7 @@ from pictool.linker.cuts import HybridContext
 from pictool.linker.fusor import Fusor, always_computed
 from pictool.linker.loader import Loader
 from pictool.linker.narrowing import Narrowing
-from pictool.linker.objects import Context, ObjectContext, OnCompile, ReusePlan
+from pictool.linker.objects import Context, ObjectContext, ReusePlan
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection
 from pictool.linker.pooled import PooledContext
 from pictool.linker.prefixes import FoundPrefix

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pictool.compiler.compile import Compiled, compile_chunks
+from pictool.compiler.compile import Compiled, OnCompile, compile_chunks
 from pictool.core import Chunk, FixupTable, Layout, RowMask
 from pictool.errors import (
     InputError,
@@ -36,7 +36,6 @@ from pictool.store.upkeep import find_problem, take_out
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
-OnCompile = Callable[[Compiled], None]
 _ATTEMPTS = 8  # to open what was just compiled, while others evict
 
 

@@ -14,7 +14,7 @@ from escapes_test import Terminal
 from hostile_text import HOSTILE, MARKUP, NAME, steering
 from traces import make_trace
 
-from commands.run import pic, write
+from commands.run import write
 from pictool.commands.app import run
 from pictool.commands.console.progress import answers_bar, progress
 from pictool.commands.console.terminal import open_screen, table
@@ -102,14 +102,6 @@ def test_traces(on_terminal: Callable[..., Shown]) -> None:
         assert shown.code == 0 and not steering(shown.out + shown.err), command
     shown = on_terminal("inspect", NAME)
     assert MARKUP[:20] in shown.out and "\\x1b]52" in shown.out
-
-
-@pytest.mark.parametrize("suffix", [".svg", ".png"])
-def test_pictures_take_no_text_as_a_formula(suffix: str) -> None:
-    write_trace(Path("a.trace"), hostile_trace())
-    outcome = pic("inspect", "a.trace", "--plot", f"a{suffix}")
-    assert outcome.code == 0 and Path(f"a{suffix}").stat().st_size
-    assert suffix == ".png" or not steering(Path("a.svg").read_text().replace("\t", ""))
 
 
 def test_errors_name_what_was_given(on_terminal: Callable[..., Shown], model: Path) -> None:

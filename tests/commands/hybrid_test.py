@@ -66,13 +66,13 @@ def test_eval_and_tune_take_a_hybrid(hybrid: Path) -> None:
     records = [{"documents": ["a.txt", "b.txt"], "query": "Who knows?", "answers": ["nobody"], "id": "one"}]
     write("q.jsonl", "\n".join(map(json.dumps, records)))
     algos = ("--algo", "naive", "--algo", "legolink-8", "--algo", "fixup-20")
-    done = pic("eval", "q.jsonl", "-m", hybrid, *algos, "--store", "st", "--max-new-tokens", 2, "--jobs", 1, "--json")
+    done = pic("eval", "q.jsonl", "-m", hybrid, *algos, "--store", "st", "--max-new-tokens", 2, "--json")
     assert done.code == 0, done.err
     assert {line["label"] for line in done.json["lines"]} == {"full", "naive", "legolink-8", "fixup-20"}
     write("many.jsonl", "\n".join(json.dumps({"query": f"Who {i}?", "max_new_tokens": 1}) for i in range(40)))
     tuned = pic(
         "tune", "a.txt", "b.txt", "--questions", "many.jsonl", "-m", hybrid, *algos, "--store", "st",
-        "--target-kl", 20, "--json", "-n",
+        "--target-answer-kl", 20, "--json", "-n",
     )  # fmt: skip
     assert tuned.code == 0, tuned.err
     assert {line["label"] for line in tuned.json["lines"]} == {"naive", "legolink-8", "fixup-20"} and tuned.json[

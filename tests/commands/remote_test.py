@@ -106,7 +106,7 @@ def test_a_key_comes_from_the_remote(model: Path, far: Store, server: Server) ->
 
 def test_eval_takes_the_objects_of_evaluations_from_the_remote(model: Path, far: Store) -> None:
     record = '{"query": "Who?", "documents": ["a.txt"], "answers": ["nobody"]}\n'
-    command = ("eval", write("q.jsonl", record), "-m", model, "--algo", "naive", "--max-new-tokens", 2, "--jobs", 1)
+    command = ("eval", write("q.jsonl", record), "-m", model, "--algo", "naive", "--max-new-tokens", 2)
     assert pic(*command, "--store", "far").code == 0
     with serving(Path("far").absolute()) as server:
         outcome = pic(*command, "--store", "near", "--remote", server.url)

@@ -156,13 +156,13 @@ class EngineBackend(Backend):
             model, pieces, open_object, recognise if linking.recognises and policy.needs.objects else None
         )  # fmt: skip
         num_prompt = len(found.tokens)
-        self._require_room(num_prompt)
+        self._require_room(model, num_prompt)
         kept = [i for i, match in enumerate(found.matches) if match.start < num_prompt - 1 and policy.needs.objects]
         sources = tuple(self._learner.source_of(found.matches[i].key, found.sources[i]) for i in kept)
         return replace(found, matches=tuple(found.matches[i] for i in kept), sources=sources)
 
     @abstractmethod
-    def _require_room(self, num_tokens: int) -> None:
+    def _require_room(self, model: Model, num_tokens: int) -> None:
         """Refuse a prompt that is too long. Raises InputError."""
 
     def _has_table(self, match: Match) -> bool:

@@ -361,7 +361,9 @@ class Objects(Surface):
         steps = [draw.choice(commands)(scene, codec, key, kept) for _ in range(draw.choice((1, 2, 2, 3)))]
         if any(step.arguments[0] == "compile" or step.arguments[0] == "link" for step in steps) or draw.random() < 0.4:
             steps.append(healing(scene, codec))
-        if any("fixup" in step.arguments for step in steps):  # which adds tables to the others
+        if any(
+            str(argument).startswith("fixup") for step in steps for argument in step.arguments
+        ):  # which adds tables to the others
             kept = {}
         is_honest, stays = what == "another object", what == "a full directory"  # which nobody removes
         steps = [

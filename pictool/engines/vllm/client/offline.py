@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from pictool.compiler.chunking import make_chunk
-from pictool.compiler.compile import Compiled, object_key, sink_tokens
+from pictool.compiler.compile import Compiled, OnCompile, object_key, sink_tokens
 from pictool.core import Chunk, CompileOptions, FixupTable, Layout, Sampling
 from pictool.engines.base import Answer, Engine, Feature, LinkResult, outcome_of
 from pictool.engines.vllm.request import FIELD
 from pictool.engines.vllm.versions import INSTALL, require_version
 from pictool.errors import InputError, ModelError, ObjectError, PicError, StoreError
-from pictool.linker.objects import OnCompile
 from pictool.linker.policies.base import Policy, Prompt
 from pictool.linker.resolve import Part, lay_out_spec
 from pictool.linker.spec import Spec

@@ -346,8 +346,8 @@ class TorchBackend(EngineBackend):
         head_key = self._head_key(model, found.tokens[: found.matches[0].start])
         return make_plan(policy, found.tokens, found.matches, head_key, model.salt), found
 
-    def _require_room(self, num_tokens: int) -> None:
-        require_room(self._base, num_tokens)
+    def _require_room(self, model: Model, num_tokens: int) -> None:
+        require_room(model, num_tokens)
 
     def _object(self, piece: ObjectReference | MarkedText, model: Model, policy: Policy) -> tuple[str, TokenIds]:
         """The object of a piece; that of a marked text is compiled if need be. Under `full` its tokens are enough."""

@@ -357,7 +357,7 @@ class UpstreamBackend(EngineBackend):
             marked=tuple(CompiledText(key, len(tokens), key in new) for key, tokens in marked.values() if key),
         )  # fmt: skip
 
-    def _require_room(self, num_tokens: int) -> None:
+    def _require_room(self, model: Model, num_tokens: int) -> None:
         if num_tokens >= self.context_length:
             raise InputError(f"the prompt has {num_tokens} tokens, and the server {self.context_length} positions")
 

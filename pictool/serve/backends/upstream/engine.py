@@ -13,13 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pictool.compiler.compile import Compiled
+from pictool.compiler.compile import Compiled, OnCompile
 from pictool.core import AnswerFormat, Sampling
 from pictool.engines.base import Answer, compare_answers
 from pictool.engines.vllm.client.offline import PreparedPrompt, VllmEngine
 from pictool.engines.vllm.request import FIELD, compile_proof
 from pictool.errors import InputError
-from pictool.linker.objects import OnCompile
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
