@@ -96,7 +96,7 @@ OPERATIONS = [
     Operation("query", "query q.yaml", measures=True),
     Operation("query-bulk", "query bulk.jsonl -o out/answers.jsonl", measures=True, resumes=True),
     Operation("plan", "plan a.txt b.txt", measures=True, is_slow=True),
-    Operation("bench-sync", "bench sync --shape tiny --algo naive -o out/sync.json", measures=True, is_slow=True),
+    Operation("bench", "bench --shape tiny --algo naive", measures=True, is_slow=True),
     Operation("ls", "store ls --chains --store chained", reports=True),
     Operation("ls-0.3", "store ls --store old", reports=True),
     Operation("stats", "store ls --stats", reports=True, measures=True),

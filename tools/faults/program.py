@@ -74,8 +74,7 @@ def warm_up(directory: Path, scratch: Path) -> None:
 
 def warm_up_slow() -> None:
     """Import also what few commands need."""
-    for module in ("scipy.stats",):
-        importlib.import_module(module)
+    importlib.import_module("scipy.stats")
     gc.freeze()
 
 
