@@ -499,7 +499,7 @@ def test_what_vllm_cannot_link_for_is_refused_by_name(served: Served) -> None:
 def test_the_queue_is_bounded_and_who_goes_away_leaves_it(served: Served) -> None:
     """Two stream, three wait, the next is refused (`--active 2 --queue 3`); in the end nobody waits or runs."""
     body = ASK | {"messages": user("Why is it so long?"), "max_tokens": 900, "stream": True}
-    body["logit_bias"] = {str(token): -100 for token in served.world.model.eos_ids}
+    body["logit_bias"] = {str(served.world.model.encode("long")[-1]): 100}  # each token is text, and none ends it
     with ExitStack() as opened:
         alice = opened.enter_context(served.client())
         bob = opened.enter_context(served.client("bob"))

@@ -189,11 +189,14 @@ class SchedulerSide:
             self._name_report(request.request_id, parsed.report_as)
 
     def _name_report(self, request_id: str, name: str) -> None:
-        """Keep the report of a request for who asks for it by its name, the last `_NAMED` of them."""
+        """Keep the report of a request for who asks for it by its name, the last `_NAMED` of them.
+
+        Of several answers to one prompt it is the first one's: the others reuse what that has linked, or wait for it.
+        """
         active = self._links.get(request_id) or self._compiles.get(request_id)
         report = self._reports.get(request_id) if active is None else active.report
         if report is not None:
-            self._named[name] = report
+            self._named.setdefault(name, report)
         if len(self._named) > _NAMED:
             del self._named[next(iter(self._named))]
 
