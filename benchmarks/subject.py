@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from pictool.commands.bench import command_line
+from pictool.commands.bench import AlgosOption, ModelOption, ShapeOption, command_line
 from pictool.commands.console.errors import UsageError, of_command_line
 from pictool.commands.console.outputs import output_path, print_json, write_json
 from pictool.commands.console.verbosity import note
@@ -16,8 +16,6 @@ from pictool.commands.settings.engine import runnable
 from pictool.commands.settings.options import (
     MODEL,
     OUTPUT,
-    POLICY,
-    SPECS,
     JsonOption,
     option,
 )
@@ -35,20 +33,10 @@ SeedOption = Annotated[int, option("--seed", "N", "Seed of weights and documents
 class BenchOptions:
     """The options that every bench has; None or empty where the user said nothing."""
 
-    shape: Annotated[
-        Optional[str],
-        option(
-            "--shape",
-            "NAME",
-            "Random-weight model of this shape: llama-3.1-8b, tiny, ... A wrong name lists all.",
-            MODEL,
-        ),
-    ] = None
-    model: Annotated[Optional[str], option("-m, --model", "NAME", "Measure this model instead of a shape.", MODEL)] = (
-        None
-    )
+    shape: ShapeOption = None
+    model: ModelOption = None
     threads: Annotated[Optional[int], option("--threads", "N", "CPU threads.", MODEL, min=1)] = None
-    algo: Annotated[list[str], option("--algo", "SPEC", f"Policy: {SPECS}", POLICY)] = field(default_factory=list)
+    algo: AlgosOption = field(default_factory=list)
     output: Annotated[
         Optional[str],
         option("-o, --output", "FILE", "Write all measurements, with command and machine (JSON).", OUTPUT),

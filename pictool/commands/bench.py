@@ -40,6 +40,15 @@ if TYPE_CHECKING:
 DEFAULT_SHAPE = "qwen2.5-0.5b"
 DEFAULT_POLICIES = ("full", "naive", "legolink-16", "cacheblend-15")
 
+ShapeOption = Annotated[
+    Optional[str],
+    option(
+        "--shape", "NAME", "Random-weight model of this shape: llama-3.1-8b, tiny, ... A wrong name lists all.", MODEL
+    ),
+]
+ModelOption = Annotated[Optional[str], option("-m, --model", "NAME", "Measure this model instead of a shape.", MODEL)]
+AlgosOption = Annotated[list[str], option("--algo", "SPEC", f"Policy: {SPECS}", POLICY)]
+
 app = make_app()
 
 
@@ -47,19 +56,9 @@ app = make_app()
 class BenchOptions:
     """The options of `pic bench`; None or empty where the user said nothing."""
 
-    shape: Annotated[
-        Optional[str],
-        option(
-            "--shape",
-            "NAME",
-            "Random-weight model of this shape: llama-3.1-8b, tiny, ... A wrong name lists all.",
-            MODEL,
-        ),
-    ] = None
-    model: Annotated[Optional[str], option("-m, --model", "NAME", "Measure this model instead of a shape.", MODEL)] = (
-        None
-    )
-    algo: Annotated[list[str], option("--algo", "SPEC", f"Policy: {SPECS}", POLICY)] = field(default_factory=list)
+    shape: ShapeOption = None
+    model: ModelOption = None
+    algo: AlgosOption = field(default_factory=list)
     repeats: Annotated[
         int, option("--repeats", "N", "Interleaved repeats, after a warm-up that does not count.", min=1)
     ] = 5

@@ -1,1 +1,1 @@
-"""How far linked answers are from full recompute: on sample prompts, and on a share of the requests served."""
+"""How far linked answers are from full recompute: on made-up prompts, and on a share of a batch's requests."""
