@@ -205,7 +205,8 @@ class Databases(Surface):
             return done if not is_special and path.name != MARK else Step(done.arguments, ("st", path.name), done.check)
         arguments, check = draw.choice(commands)
         # Nobody knows what damaged leases keep from being removed, and a mark may name a later version.
-        may_refuse = is_special or path.name == MARK or (path.name.startswith(DATABASE) and "gc" in arguments)
+        needs_leases = "gc" in arguments or "--stats" in arguments
+        may_refuse = is_special or path.name == MARK or (path.name.startswith(DATABASE) and needs_leases)
         return Step(arguments, ("st", path.name, str(path)), check, must_answer=not may_refuse)
 
     def _plan(self) -> tuple[object, ...]:
