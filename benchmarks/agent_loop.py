@@ -26,7 +26,7 @@ import httpx
 from benchmarks.conversations import make_parser
 from benchmarks.output import write_results
 from pictool.runtime.model import load_model
-from pictool.world.generate import filler, write_prompt
+from training.world.generate import filler, write_prompt
 
 ANSWER = 16  # tokens at most
 _ADDRESS = re.compile(r"on (http://\S+)/v1")

@@ -27,8 +27,8 @@ from pictool.linker.link import link
 from pictool.linker.spec import Spec
 from pictool.trace.attention import attention_map, decode_tokens
 from pictool.trace.deviation import kv_deviation
-from pictool.world.generate import KINDS, PageShape, write_prompt
 from training.score import HELD_OUT
+from training.world.generate import KINDS, PageShape, write_prompt
 
 POLICIES = parse_grid(["full", "naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15"])
 FIRST = (1, 4)  # tokens of every chunk

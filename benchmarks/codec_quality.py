@@ -2,10 +2,10 @@
 
     python -m benchmarks.codec_quality --out benchmarks/results/codec_quality.json
 
-`pic eval world`, once for every codec, in a results file each (--work DIR continues them). A question is compared with
-itself under the same policy and codec `none`: difference of scores, KL of the first token's distribution from full
-recompute. Intervals: 95 %, bootstrap over prompts. `raw` has each question's score, as a digit, and its KL in nats, in
-the order of `units`, the numbers of questions of each prompt.
+The dataset `world` (`benchmarks.questions`) is evaluated once for every codec, in a results file each (--work DIR
+continues them). A question is compared with itself under the same policy and codec `none`: difference of scores, KL
+of the first token's distribution from full recompute. Intervals: 95 %, bootstrap over prompts. `raw` has each
+question's score, as a digit, and its KL in nats, in the order of `units`, the numbers of questions of each prompt.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.questions.world import World
 from pictool import Store, load_model
 from pictool.eval.cases import SpecOptions
-from pictool.eval.datasets.world import World
 from pictool.eval.evaluate import Evaluation, EvaluationOptions, evaluate
 from pictool.eval.policies import FULL, parse_policies
 from pictool.eval.results import CaseResult

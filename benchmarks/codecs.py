@@ -26,7 +26,7 @@ from pictool.runtime.tensors import to_bytes
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import Codec, LayerShape
 from pictool.store.codecs.quantized import Quantizing
-from pictool.world.generate import write_prompt
+from training.world.generate import write_prompt
 
 CPU = torch.device("cpu")
 Layer = tuple[torch.Tensor, torch.Tensor]  # key, value: [kv_heads, tokens, head_dim]

@@ -53,7 +53,7 @@ from pictool.runtime.memory.caches import CapturingCache
 from pictool.runtime.memory.image import Image
 from pictool.runtime.sensitivity import probes_of
 from pictool.runtime.stack import LayerStack
-from pictool.world.generate import Question
+from training.world.generate import Question
 
 RATIOS = (0.005, 0.01, 0.02)
 PER_KIND = 3

@@ -44,7 +44,7 @@ from pictool.runtime.model import Model
 from pictool.runtime.tensors import to_bytes
 from pictool.store.objects.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
-from pictool.world.generate import ALL_KINDS, Fact, Question, WorldPrompt
+from training.world.generate import ALL_KINDS, Fact, Question, WorldPrompt
 
 EDITS = ("drop", "trim", "replace", "insert", "reorder", "compact")
 SOURCES = ("alone", "old")

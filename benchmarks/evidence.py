@@ -24,6 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.questions import write_questions
+from benchmarks.questions.picbench import Picbench
 from pictool.bench.shapes import random_module, shape_of
 from pictool.runtime.model import load_model
 
@@ -72,6 +74,9 @@ def model_facts(doctor: Any) -> dict[str, Any]:
 def run(model: str, data: Sequence[str], minutes: float, folder: Path) -> int:
     """Run every part and write the report; returns 1 if a check or a part failed."""
     folder.mkdir(parents=True, exist_ok=True)
+    if not data:
+        data = [str(folder / "picbench.jsonl")]
+        write_questions(Picbench(), Path(data[0]))
     ends = time.monotonic() + 60 * minutes
     left_parts = len(data) + 3
     doctor = run_part("doctor", ("doctor", "-m", model, "--json"), ends, left_parts, folder)
@@ -137,7 +142,7 @@ def rehearse(shape: str, minutes: float, out: Path) -> int:
         random_module(shape_of(shape).make_config(), "cpu", "float32", 0).save_pretrained(out / "saving")
         load_model("embedded").tokenizer.save_pretrained(out / "saving")
         (out / "saving").rename(model)
-    return run(str(model), ["picbench"], minutes, out / "report")
+    return run(str(model), [], minutes, out / "report")
 
 
 def row(name: str, report: dict[str, Any]) -> str:
@@ -176,7 +181,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run")
     running.add_argument("-m", "--model", default="embedded")
-    running.add_argument("--data", action="append", help="questions, as pic eval reads them (picbench)")
+    running.add_argument("--data", action="append", default=[], help="a file of questions (picbench)")
     running.add_argument("--minutes", type=float, default=60)
     running.add_argument("--out", type=Path, default=Path("report"))
     rehearsal = commands.add_parser("rehearse")
@@ -189,7 +194,7 @@ def main() -> None:
     commands.add_parser("table")
     options = parser.parse_args()
     if options.command == "run":
-        sys.exit(run(options.model, options.data or ["picbench"], options.minutes, options.out))
+        sys.exit(run(options.model, options.data, options.minutes, options.out))
     if options.command == "rehearse":
         sys.exit(rehearse(options.shape, options.minutes, options.out))
     if options.command == "add":

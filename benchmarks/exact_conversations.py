@@ -34,7 +34,7 @@ from pictool.serve.backends.torch.backend import TorchBackend
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import AnswerRequest, DeltaEvent, Linking, RawPrompt, StartEvent, TokenizedText
 from pictool.store.store import Store
-from pictool.world.generate import question_text, write_prompt
+from training.world.generate import question_text, write_prompt
 
 TENANTS = (Tenant("one", "a" * 32), Tenant("two", "b" * 32))
 TALKS, ROOM, MOST = 12, 3, 600  # conversations, those that the pool holds, tokens of one

@@ -44,16 +44,16 @@ from benchmarks.fixup_zoo import (
 )
 from benchmarks.fixups import Numbers, Record, questions_of
 from benchmarks.output import write_results
+from benchmarks.questions.picbench import Picbench
 from pictool import Chunk, Model, load_model
 from pictool.core import Layout
-from pictool.eval.datasets.picbench import Picbench
 from pictool.linker.policies.base import count_of, highest
 from pictool.runtime.attention import Run
 from pictool.runtime.memory.caches import CapturingCache
 from pictool.runtime.sensitivity import probes_of
-from pictool.world.generate import Question, WorldPrompt
 from training.picbench_recipe import DIRECTORY as PICBENCH_MODELS
 from training.picbench_recipe import HOLD_OUT, RECIPE
+from training.world.generate import Question, WorldPrompt
 
 RESULTS = Path("benchmarks/results/fixup_itself.json")
 TASKS = ("keys", "continued", "two-hops", "versions", "order", "json", "tool", "code")

@@ -70,8 +70,8 @@ from pictool.runtime.memory.caches import CapturingCache, PrefixedCache
 from pictool.runtime.memory.image import Image
 from pictool.runtime.rope import tables_at
 from pictool.runtime.sensitivity import Probes, probes_from, probes_of
-from pictool.world.generate import BOOKS, PageShape, Question, World, WorldPrompt, write_prompt
 from training.score import HELD_OUT
+from training.world.generate import BOOKS, PageShape, Question, World, WorldPrompt, write_prompt
 from training.zoo import HOLD_OUTS, MODELS, ZOO
 
 RATIOS = (0.02, 0.05, 0.10, 0.20)

@@ -54,9 +54,9 @@ from pictool.runtime.memory.caches import CapturingCache, PrefixedCache
 from pictool.runtime.memory.image import Image
 from pictool.runtime.rope import tables_at
 from pictool.runtime.sensitivity import Probes, cut_at_lines, fixup_tables, probes_from, probes_of, write_texts
-from pictool.world.generate import KINDS, PageShape, Question, write_prompt
-from pictool.world.generate import WorldPrompt as World
 from training.score import HELD_OUT
+from training.world.generate import KINDS, PageShape, Question, write_prompt
+from training.world.generate import WorldPrompt as World
 
 SIZES = {20: 0, 60: 6, 200: 30}  # tokens of a chunk, about → sentences of filler per page, at most
 CHUNKS = (4, 8, 16)

@@ -41,7 +41,7 @@ from pictool.runtime.memory.states import StateMap
 from pictool.runtime.prefill import ChunkKV, prefill_stateful
 from pictool.runtime.sensitivity import EXPECTED, cut_at_lines
 from pictool.runtime.stack import LayerStack
-from pictool.world.generate import KINDS, Question, WorldPrompt
+from training.world.generate import KINDS, Question, WorldPrompt
 from training.zoo import HYBRIDS, MODELS
 
 SHARES = (0.05, 0.1, 0.2, 0.3)

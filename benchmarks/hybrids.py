@@ -39,8 +39,8 @@ from pictool.runtime.memory.image import Image
 from pictool.runtime.memory.states import StateMap
 from pictool.runtime.prefill import ChunkKV, prefill_stateful
 from pictool.runtime.stack import LayerStack
-from pictool.world.generate import BOOKS, KINDS, PageShape, World, WorldPrompt, write_prompt
 from training.score import HELD_OUT
+from training.world.generate import BOOKS, KINDS, PageShape, World, WorldPrompt, write_prompt
 from training.zoo import HYBRIDS, MODELS
 
 WORLDS = {"embedded": BOOKS} | {name: member.world for name, member in HYBRIDS.items()}

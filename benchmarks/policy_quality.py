@@ -2,9 +2,9 @@
 
     python -m benchmarks.policy_quality --out benchmarks/results
 
-Answers are an evaluation of the dataset `world` (`pic eval world`), with the embedded model: score, KL to full, rows.
-The speculative model is `embedded-small` if nothing else is said. Statistics are means over the first question of every
-prompt: deviation of attention and of KV, correlation of neighbours, overlap of layers and of models.
+Answers are an evaluation of the dataset `world` (`benchmarks.questions`), with the embedded model: score, KL to full,
+rows. The speculative model is `embedded-small` if nothing else is said. Statistics are means over the first question
+of every prompt: deviation of attention and of KV, correlation of neighbours, overlap of layers and of models.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from scipy.stats import spearmanr
 
 from benchmarks.output import write_results
 from benchmarks.overlap import layer_overlap, model_overlap
+from benchmarks.questions.world import World
 from pictool import Linked, Model, Store, load_model
 from pictool.eval.cases import PreparedCase, SpecOptions, group_cases
 from pictool.eval.datasets.base import Dataset
-from pictool.eval.datasets.world import World
 from pictool.eval.evaluate import EvaluationOptions, evaluate
 from pictool.eval.policies import parse_policies
 from pictool.eval.summary import summarise

@@ -34,7 +34,7 @@ from pictool.core import CompileOptions
 from pictool.store.codecs.base import Buffer
 from pictool.store.codecs.numbers import array_dtype
 from pictool.store.objects.format import CompiledChunk
-from pictool.world.generate import PageShape, write_prompt
+from training.world.generate import PageShape, write_prompt
 
 CODECS = ("none", "int8", "int4", "fp8")
 REPLACED = (1, 4, 16)  # tokens

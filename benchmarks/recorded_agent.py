@@ -30,7 +30,7 @@ import zstandard
 
 from benchmarks.agent_loop import serving
 from benchmarks.output import write_results
-from pictool.world.generate import write_prompt
+from training.world.generate import write_prompt
 
 RECORDED = Path(__file__).parent / "recorded" / "codex.jsonl.zst"
 FILES = 10

@@ -42,7 +42,7 @@ from pictool.serve.running import run
 from pictool.serve.service import Service
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.store import Store
-from pictool.world.generate import write_prompt
+from training.world.generate import write_prompt
 
 POLICY = "legolink-16"
 KINDS, SHARES = ("waits", "vanishes", "nonsense"), (60, 33, 7)

@@ -39,7 +39,7 @@ from benchmarks.exact_conversations import ANSWER, exact
 from benchmarks.output import write_results
 from pictool.core import PromptText
 from pictool.runtime.model import load_model
-from pictool.world.generate import WorldPrompt, question_text, write_prompt
+from training.world.generate import WorldPrompt, question_text, write_prompt
 
 MODEL = "embedded"
 KEYS = {"a": "key-of-tenant-a-0001", "b": "key-of-tenant-b-0002"}

@@ -33,7 +33,7 @@ from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
 from pictool.store.upkeep import gc, verify
-from pictool.world.generate import write_prompt
+from training.world.generate import write_prompt
 
 CODECS = ("none", "zstd", "int8")
 WRONG = ("damaged", "lost", "litter_after_gc", "over_budget", "failed")

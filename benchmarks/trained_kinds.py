@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.output import write_results
 from pictool import load_model
-from pictool.world.generate import BOOKS, PageShape
 from training.evaluate import evaluate, summary
+from training.world.generate import BOOKS, PageShape
 from training.zoo import KINDS, MODELS, ZOO
 
 POLICIES = ("full", "legolink-16", "naive")

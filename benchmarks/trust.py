@@ -29,8 +29,8 @@ from pictool.runtime.tensors import from_bytes
 from pictool.store.codecs import codecs
 from pictool.store.objects.format import CompiledChunk, ObjectMeta
 from pictool.store.signatures import Signers, SigningKey, Trust, sign_object_file
-from pictool.world.generate import PageShape, write_prompt
 from training.score import HELD_OUT
+from training.world.generate import PageShape, write_prompt
 
 TARGET = Target("LlamaForCausalLM", "a" * 64, "b" * 64, "bfloat16", Geometry(layers=32, kv_heads=8, head_dim=128))
 TOKENS = 16

@@ -34,7 +34,7 @@ from pictool.runtime.sensitivity import probes_of
 from pictool.tuning.questions import normalised_cross_entropy
 from pictool.tuning.search import TargetStatus, cheapest, judge, worth_measuring
 from pictool.tuning.tune import MAX_SURPRISE, TuningTarget, next_round
-from pictool.world.generate import BOOKS
+from training.world.generate import BOOKS
 from training.zoo import ZOO
 
 RESULTS = Path("benchmarks/results/tune_trials.json")

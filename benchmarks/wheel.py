@@ -36,7 +36,7 @@ TEXT = "Gadwick holds the Vulry festival. It lies on the river Temmere.\n"
 QUERY = "Which festival does Gadwick hold?"
 # What ends with the line that names the extra, where it is not installed.
 NEEDS = {
-    "eval": ["eval", "world", "-p", "prompts=2", "--algo", "naive", "-o", "results.jsonl"],
+    "eval": ["eval", "q.jsonl", "--algo", "naive", "-o", "results.jsonl"],
     "documents": ["ask", ".", "-q", QUERY],
     "tui": ["tui"],
     "serve": ["serve", "--port", "0"],
@@ -138,6 +138,8 @@ class Environment:
     def problems(self) -> Iterator[str]:
         """What is wrong in it."""
         (self.folder / "a.txt").write_text(TEXT, encoding="utf-8")
+        record = {"documents": ["a.txt"], "query": QUERY, "answers": ["Vulry"]}
+        (self.folder / "q.jsonl").write_text(json.dumps(record), encoding="utf-8")
         (self.folder / "b.html").write_text(f"<p>{TEXT}</p>", encoding="utf-8")
         link = ["link", "a.txt", "-q", QUERY, "--trace", "a.trace"]
         yield from self._failed("python", "-P", "-c", HELP)

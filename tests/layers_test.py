@@ -32,7 +32,7 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.
 RANKS = {
     "bounded_process": 0, "core": 0, "errors": 0, "escapes": 0, "plugins": 0, "reading": 0, "routing": 0,
     "urls": 0, "strict_yaml": 0,
-    "store": 1, "runtime": 1, "world": 1,
+    "store": 1, "runtime": 1,
     "compiler": 2, "recognition": 2,
     "documents": 3, "linker": 3,
     "controller": 4, "trace": 4,
@@ -55,7 +55,7 @@ FILES = {"charset_normalizer", "docx", "openpyxl", "pathspec", "pptx", "pypdf", 
 HTTP = {"fastapi", "starlette", "uvicorn"}  # of `serve` alone
 BESIDE = {("core", "errors"), ("core", "reading"), ("plugins", "errors"), ("commands", "tui"), ("api", "conversation")}
 HEAVY = {"torch", "transformers", "tokenizers", "vllm", "llama_cpp"}
-LIGHT = ("core", "errors", "escapes", "recognition", "store", "world")
+LIGHT = ("core", "errors", "escapes", "recognition", "store")
 
 
 def imports(source: str) -> Iterator[str]:
@@ -96,7 +96,7 @@ def is_allowed(importer: str, module: str) -> bool:
         return top != "" and not (importer in LIGHT and top in HEAVY)  # "": a relative import, which nothing here uses
     if part == importer or (importer, part) in BESIDE:
         return True
-    if importer == "world" or part not in RANKS:
+    if part not in RANKS:
         return importer == "commands" and part == "__version__"
     return RANKS[part] < RANKS[importer]
 
@@ -122,8 +122,6 @@ def test_arrows_go_down_only(module: str) -> None:
         ("core", "from pictool.errors import PicError", True),
         ("errors", "import pictool.core", False),
         ("core", "import torch", False),
-        ("world", "from pictool.errors import PicError", False),
-        ("world", "from pictool.world import names", True),
         ("linker", "from pictool.engines.torch import answer", False),
         ("linker", "import vllm", False),
         ("engines", "from vllm.v1 import x", False),
@@ -240,7 +238,6 @@ def test_no_package_is_heavier_than_the_design_says() -> None:
 SHARED_NAMES = {
     "CacheBlend": "the policy and the dataset of one paper",
     "Message": "a message of a chat, and its node in a query",
-    "World": "a synthetic world, and the dataset that asks about it",
 }
 
 

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.questions.picbench import Picbench
+from benchmarks.questions.tasks import TASKS, Draw
 from pictool import Store
 from pictool.eval.cases import SpecOptions, group_cases
-from pictool.eval.datasets.picbench import Picbench
-from pictool.eval.datasets.picbench_tasks import TASKS, Draw
 from pictool.eval.evaluate import evaluate
 from pictool.eval.policies import parse_policies
 from pictool.runtime.model import embedded_path, load_model
-from pictool.world.generate import PageShape
 from training.data import PADDING, Encoder
 from training.judge import CYCLE, DECLINED, DIRECTORY, JudgeEncoder, JudgeRun, draw
 from training.judge import RECIPE as JUDGE
@@ -30,6 +29,7 @@ from training.picbench_recipe import PicbenchRun
 from training.recipe import RECIPES
 from training.tokenizer import byte_level, metaspace, words
 from training.train import Recipe, Run, Stage
+from training.world.generate import PageShape
 from training.zoo import MEMBERS, MODELS, ZOO
 
 RECIPE = Recipe(

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from pictool.world.generate import (
+from training.world.generate import (
     BOOKS,
     KINDS,
     Fact,

@@ -24,8 +24,8 @@ import torch
 from pictool import Chunk, Model, Sampling, Store, generate, link, load_model
 from pictool.linker.grid import parse_grid
 from pictool.runtime.chat.template import make_frame
-from pictool.world.generate import BOOKS, KINDS, PageShape, World, WorldPrompt, write_prompt
 from training.score import HELD_OUT
+from training.world.generate import BOOKS, KINDS, PageShape, World, WorldPrompt, write_prompt
 
 POLICIES = ("full", "naive")
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pictool.world.generate import KINDS, PageShape, Question, WorldPrompt, write_prompt
+from training.world.generate import KINDS, PageShape, Question, WorldPrompt, write_prompt
 
 NUM_BOOKS = 6
 PAGES_PER_BOOK = 6

@@ -23,7 +23,12 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from pictool.world.generate import (
+from training.data import Batch, Encoder
+from training.package import MODELS, save_half
+from training.recipe import BASE
+from training.score import score
+from training.train import Recipe, Run, Stage, train
+from training.world.generate import (
     ALL_KINDS,
     KINDS,
     Attribute,
@@ -35,11 +40,6 @@ from pictool.world.generate import (
     filler,
     write_prompt,
 )
-from training.data import Batch, Encoder
-from training.package import MODELS, save_half
-from training.recipe import BASE
-from training.score import score
-from training.train import Recipe, Run, Stage, train
 
 DECLINED = "none"
 DIRECTORY = Path(__file__).parent / "judge_model"

@@ -1,7 +1,7 @@
 """Prompts of picbench as training data: documents, many questions after them, and where every answer is.
 
 Documents are made by picbench's own code, of one task or of several at once. What their sentences say is read back, so
-that every person, place and name is asked about, and not only the drafted one. A prompt is that of `pic eval picbench`.
+that every person, place and name is asked about, and not only the drafted one. A prompt is that of picbench.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from pictool.eval.datasets import picbench, picbench_tasks
-from pictool.eval.datasets.picbench_tasks import TASKS, Draft, Draw
-from pictool.world.generate import question_text
+from benchmarks.questions import picbench
+from benchmarks.questions.tasks import FIRST_NAMES, TASKS, Draft, Draw
 from training.data import Batch, Columns, Encoder, lay_out
 from training.tokenizer import SPECIALS
+from training.world.generate import question_text
 
 Span = tuple[int, int]  # [start, end) of characters
 
@@ -71,7 +71,7 @@ def write(draw: Draw, tasks: Sequence[str], count: int, words: int) -> Prompt:
     """A prompt as picbench's cases are; of one task: that of the case with the same seed."""
     drafts = [TASKS[task](draw, count) for task in tasks]
     merged = _merged(draw.random, drafts)
-    documents = tuple(picbench._document(draw, merged, number, words) for number in range(count))
+    documents = tuple(picbench.document(draw, merged, number, words) for number in range(count))
     text = "".join(documents)
     asked = [question for task, draft in zip(tasks, drafts, strict=True) for question in _asked(task, draft, text)]
     matches = [match for task in tasks for p in SENTENCES.get(task, ()) for match in re.finditer(p, text)]
@@ -146,7 +146,7 @@ def make_tokenizer() -> Tokenizer:
 
     First names have no space before them in their tokens, as numbers: the same token is in a sentence and in JSON.
     """
-    names = "|".join(picbench_tasks._FIRST.split())
+    names = "|".join(FIRST_NAMES.split())
     pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(rf"\d{{1,2}}|{names}"), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False),

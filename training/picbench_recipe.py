@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.questions.picbench import Picbench
+from benchmarks.questions.tasks import TASKS, Draw
 from pictool import Store, load_model
-from pictool.eval.datasets.picbench import Picbench
-from pictool.eval.datasets.picbench_tasks import TASKS, Draw
 from pictool.eval.evaluate import evaluate
 from pictool.eval.policies import parse_policies
 from training.data import Batch

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from pictool.world.generate import PageShape
 from training.data import Batch, Encoder
 from training.network import forward
+from training.world.generate import PageShape
 
 HELD_OUT = "held-out"  # seeds of training begin with "train-", of the tokenizer with "tokenizer"
 

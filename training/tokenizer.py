@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from pictool.world.generate import BOOKS, World, question_text, write_prompt
+from training.world.generate import BOOKS, World, question_text, write_prompt
 
 SPECIALS = ["<s>", "</s>", "<pad>"]
 

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pictool.world.generate import PageShape
 from training.data import Batch, Encoder
 from training.muon import Muon
 from training.network import Hint, Size, build, forward
+from training.world.generate import PageShape
 
 
 @dataclass(frozen=True)

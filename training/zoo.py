@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from pictool.world.generate import PageShape, World
 from training.data import Encoder
 from training.network import Size
 from training.package import save_half
 from training.score import score
 from training.tokenizer import byte_level, metaspace
 from training.train import Recipe, Run, Stage, train
+from training.world.generate import PageShape, World
 from training.zoo_worlds import DEPOT, ESPACE, HARBOUR, MUSEO, PUEBLO, REGISTER, STADT
 
 MODELS = Path(__file__).parent / "zoo_models"

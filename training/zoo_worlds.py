@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from pictool.world.generate import Attribute, Kind, World
+from training.world.generate import Attribute, Kind, World
 
 
 def spelled(seed: str, onsets: str, vowels: str, middles: str, endings: str, count: int) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ from benchmarks.peers.adapters import PEERS, SEPARATOR, Request, text_of
 from pictool.bench.shapes import random_module, shape_of
 from pictool.core import PromptText
 from pictool.runtime.model import Model, load_model
-from pictool.world.generate import filler, question_text, write_prompt
+from training.world.generate import filler, question_text, write_prompt
 
 PHASES = ("cold", "again", "moved")
 LIMIT_S = 1800.0  # of a peer's process

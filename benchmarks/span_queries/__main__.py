@@ -214,10 +214,11 @@ def bulk(
       python -m benchmarks.span_queries bulk --dataset musique_s.json --bulk 1,0
     """
     options = BulkOptions(numbers("--bulk", sizes, int), share, limit, repeats, seed)
+    from benchmarks.questions.world import World
     from benchmarks.span_queries.bulk import bench_bulk, num_runs
     from pictool.eval.datasets import open_dataset
 
-    opened = open_dataset(dataset, {"prompts": str(limit // 5 + 1)} if dataset == "world" else {})
+    opened = World(prompts=limit // 5 + 1) if dataset == "world" else open_dataset(dataset, {})
     with open_subject(common, settings, SHAPE, ALGOS, seed) as subject:
         with progress("answering", num_runs(options, subject.policies, limit)) as step:
             result = bench_bulk(subject.model, subject.policies, opened, options, subject.directory, step)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.questions.world import World
 from benchmarks.span_queries.options import DocumentsOptions
 from benchmarks.span_queries.quality import Quality, measure_quality
 from pictool.bench.prompts import random_chunks, random_tail, require_disk, require_positions
@@ -18,7 +19,6 @@ from pictool.bench.repeats import MedianRange, OnRun, interleave, median_ratio
 from pictool.core import Chunk
 from pictool.engines.torch import TorchEngine
 from pictool.eval.datasets.base import Case
-from pictool.eval.datasets.world import World
 from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies import BASELINE
 from pictool.linker.spec import Spec

@@ -31,7 +31,7 @@ from pictool.spans.optimise import optimise
 from pictool.spans.query import Query
 from pictool.spans.rules import Options
 from pictool.store.store import Store
-from pictool.world.generate import ALL_KINDS, Attribute, Kind, filler
+from training.world.generate import ALL_KINDS, Attribute, Kind, filler
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 NONE = "-"
-ORDER = "order: answers that change with the documents' order where full's do not."
 LEGEND = (
     "KL, all: of the first token and of all of full's answer. same: equal answers.\n"
     "Times: medians, ms. peak: rise of memory over what the process keeps, MB.\n"
@@ -60,7 +59,7 @@ app = make_app()
 class EvalOptions:
     """The options of `pic eval`; None where the user said nothing."""
 
-    dataset: Annotated[str, argument("DATASET", "A file of questions, or world. A wrong name lists all.")]
+    dataset: Annotated[str, argument("DATASET", "A file of questions, or the name of a plug-in's dataset.")]
     limit: Annotated[Optional[int], option("--limit", "N", "Ask only the first N questions.", min=1)] = None
     metric: Annotated[Optional[str], option("--metric", "NAME", "f1, em, rouge_l or contains (the dataset's).")] = None
     params: Annotated[list[str], option("-p", "FIELD=VALUE", "Set a field of the dataset; repeatable.", DATASET)] = (
@@ -96,7 +95,7 @@ def run_eval(options: EvalOptions, settings: Settings) -> None:
     """Ask a dataset's questions under several policies. Each is compared with full recompute.
 
     \b
-      pic eval world --limit 20 --algo legolink-16 --algo cacheblend:ratio=.1,.2
+      pic eval questions.jsonl --limit 20 --algo legolink-16 --algo cacheblend:ratio=.1,.2
     """
     from pictool.eval.datasets import open_dataset
     from pictool.eval.evaluate import EvaluationOptions, evaluate
@@ -165,8 +164,6 @@ def print_summary(summary: Summary, console: Console) -> None:
         console.print()
         console.print(table)
     console.print(f"\n{LEGEND}")
-    if has_orders(summary):
-        console.print(ORDER)
 
 
 def quality_table(summary: Summary) -> LabelledTable:
@@ -174,21 +171,15 @@ def quality_table(summary: Summary) -> LabelledTable:
     from pictool.commands.console.terminal import LabelledTable
 
     columns = ["policy", summary.metric, "95 %", "diff", "95 %", "lost", "won", "KL", "all", "same"]
-    table = LabelledTable([*columns, *["order"] * has_orders(summary)])
+    table = LabelledTable(columns)
     for line in summary.lines:
         is_full = line is summary.lines[0]
         table.add_row(
             line.label, f"{line.score.mean:.3f}", interval(line.score, "{:.2f}"),
             *([NONE] * 4 if is_full else _against_full(line)),
             *(NONE if kl is None else number(kl.mean) for kl in (line.kl, line.answer_kl)), percent(line.same_answer),
-            *[NONE if line.reordered is None else percent(line.reordered)] * has_orders(summary),
         )  # fmt: skip
     return table
-
-
-def has_orders(summary: Summary) -> bool:
-    """Whether questions were asked over the same documents in several orders."""
-    return any(line.reordered is not None for line in summary.lines)
 
 
 def _against_full(line: Line) -> list[str]:
@@ -213,16 +204,13 @@ def cost_table(summary: Summary) -> LabelledTable:
 
 
 def parts_tables(summary: Summary) -> Iterator[LabelledTable]:
-    """Scores by kind of question and by size of documents, and the share of answers that are full's by kind."""
+    """Scores, and the share of answers that are full's, by kind of question."""
     lines, metric = summary.lines, summary.metric
     if summary.kinds:
         yield parts_table(metric, summary.kinds, {line.label: {
             kind: with_interval(line.by_kind.get(kind)) for kind in summary.kinds} for line in lines})  # fmt: skip
         yield parts_table("same", summary.kinds, {line.label: {
             kind: percent(share) for kind, share in line.same_by_kind.items()} for line in lines[1:]})  # fmt: skip
-    if summary.sizes:
-        yield parts_table(metric, summary.sizes, {line.label: {
-            size: with_interval(line.by_size.get(size)) for size in summary.sizes} for line in lines})  # fmt: skip
 
 
 def parts_table(title: str, counts: Mapping[str, int], cells: Mapping[str, Mapping[str, str]]) -> LabelledTable:

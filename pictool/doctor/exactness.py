@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ from pictool.core import Chunk
 from pictool.doctor import reference
 from pictool.doctor.verdict import Verdict, VerdictStatus, guarded, within
 from pictool.errors import InputError, ObjectError
+from pictool.fidelity.divergence import made_up_book
 from pictool.linker.link import Linked, link
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy, Prompt, Selection
@@ -26,7 +26,6 @@ from pictool.linker.spec import Spec
 from pictool.runtime.support import depends_on_length
 from pictool.runtime.transformers_module import transformers_module
 from pictool.store.store import Store
-from pictool.world.generate import write_prompt
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -268,7 +267,7 @@ def _make_chunks(model: Model) -> list[Chunk]:
         raise InputError(f"{model.name}: has too few positions ({model.max_positions}) for the checks")
     tokens: list[int] = []
     for seed in range(100):
-        tokens += model.encode("\n".join(write_prompt(random.Random(seed), 8).pages))
+        tokens += model.encode("\n".join(made_up_book(seed)[0]))
         if len(tokens) > 2 * sum(_LENGTHS):
             break
     chunks: dict[int, Chunk] = {}

@@ -129,18 +129,18 @@ def _chunks(model: Model, case: Case, chunk_tokens: int | None) -> Iterator[Chun
 
 
 def _prepare(model: Model, case: Case, chunks: tuple[Chunk, ...], options: SpecOptions) -> PreparedCase:
-    spec = Spec(
-        query=case.query,
-        documents=chunks,
-        policy=make_policy(BASELINE),
-        head=case.head if options.head is None else options.head,
-        query_template=case.query_template if options.query_template is None else options.query_template,
-        max_new_tokens=options.max_new_tokens or case.max_new_tokens,
-        sampling=Sampling(stop=options.stop or case.stop),
-        codec=options.codec,
-        separator=case.separator if options.separator is None else options.separator,
-    )
     with prefixed_errors(f"case {case.id}"):
+        spec = Spec(
+            query=case.query,
+            documents=chunks,
+            policy=make_policy(BASELINE),
+            head=case.head if options.head is None else options.head,
+            query_template=case.query_template if options.query_template is None else options.query_template,
+            max_new_tokens=options.max_new_tokens or case.max_new_tokens,
+            sampling=Sampling(stop=options.stop or case.stop),
+            codec=options.codec,
+            separator=case.separator if options.separator is None else options.separator,
+        )
         frame, separator = spec.frame(model), spec.separator_for(model)
         parts = separated(model, [Part(chunk) for chunk in chunks], separator)
         num_context = sum(len(part.chunk) for part in parts) + len(model.encode(frame.head))

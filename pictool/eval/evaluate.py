@@ -6,7 +6,7 @@ from pictool.eval.evaluate import evaluate
 from pictool.eval.policies import parse_policies
 from pictool.eval.summary import summarise
 
-dataset = open_dataset("world", {"prompts": "3"})
+dataset = open_dataset("questions.jsonl", {})
 done = evaluate(load_model(), Store(), dataset, parse_policies(["naive", "legolink-16"]))
 for line in summarise(done).lines:
     print(line.label, line.score.mean)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
 from statistics import fmean, median
 from typing import Any
 
@@ -17,9 +15,6 @@ from pictool.eval.policies import FULL
 from pictool.eval.results import CaseResult, Times
 from pictool.eval.statistics import Estimate, clustered_mean
 from pictool.linker.grid import LabelledPolicy
-
-_SIZE = re.compile(r"\b\d+x\d+\b")  # in ids of picbench: number and length of documents
-_ORDER = re.compile(r"(order-\d+x\d+-\d+-\d+)-\d+")  # there: a question over the same documents in another order
 
 
 @dataclass(frozen=True)
@@ -35,9 +30,7 @@ class Line:
         speedup: median over cases of full's TTFT ÷ this one's.
         decode_tokens_per_s: all tokens ÷ all seconds.
         peak_bytes: the most that memory rose in a case.
-        by_kind, by_size: scores. same_by_kind: `same_answer`.
-        reordered: of pairs of orders of the same documents which `full` answers alike, the share that this one does
-            not; None: there are no such pairs.
+        by_kind: scores. same_by_kind: `same_answer`.
     """
 
     label: str
@@ -60,9 +53,7 @@ class Line:
     peak_bytes: int | None
     bytes_read: float
     by_kind: Mapping[str, Estimate]
-    by_size: Mapping[str, Estimate]
     same_by_kind: Mapping[str, float]
-    reordered: float | None
 
 
 SCORES = (0.0, 1.0)  # the bounds of every metric
@@ -78,7 +69,6 @@ class Summary:
         metric: the name of the score's metric, or "score" where cases have several.
         units: groups of cases that share their documents.
         kinds: questions of each kind; empty if there is one kind only.
-        sizes: questions of each number and length of documents ("8x200"), where the ids of cases have it.
         tokens: mean of the prompts.
     """
 
@@ -90,7 +80,6 @@ class Summary:
     units: int
     skipped: Sequence[str]
     kinds: Mapping[str, int]
-    sizes: Mapping[str, int]
     tokens: float
     lines: Sequence[Line]
 
@@ -109,46 +98,23 @@ def summarise(evaluation: Evaluation, metric: str | None = None) -> Summary:
         InputError: no such metric.
     """
     require_metric(metric)
-    group_of = _group_of(evaluation.groups)
+    group_of = {case_id: number for number, group in enumerate(evaluation.groups) for case_id in group}
     by_label: dict[str, list[CaseResult]] = {labelled.label: [] for labelled in evaluation.policies}
     for result in evaluation.results:
         by_label[result.label].append(result)
     full = {result.id: result for result in by_label[FULL.label]}
     every = by_label[evaluation.policies[-1].label]
-    kinds, sizes = (_several(map(part, every)) for part in (_kind, _size))
-    maker = _LineMaker(full, group_of, metric, kinds, sizes)
+    counts = Counter(result.kind for result in every)
+    kinds = dict(counts) if len(counts) > 1 else {}
+    maker = _LineMaker(full, group_of, metric, list(kinds))
     metrics = {metric or result.metric for result in every}
     return Summary(
         title=evaluation.header.title, results=str(evaluation.path), header=evaluation.header.report(),
-        metric=metrics.pop() if len(metrics) == 1 else "score", questions=len(every), units=len(set(group_of.values())),
-        skipped=evaluation.skipped, kinds=kinds, sizes=sizes,
+        metric=metrics.pop() if len(metrics) == 1 else "score", questions=len(every), units=len(evaluation.groups),
+        skipped=evaluation.skipped, kinds=kinds,
         tokens=fmean(result.tokens for result in every),
         lines=[maker.line(labelled, by_label[labelled.label]) for labelled in evaluation.policies],
     )  # fmt: skip
-
-
-def _group_of(groups: Sequence[Sequence[str]]) -> dict[str, int]:
-    """The number of each case's set of documents; all orders of them are one set."""
-    sets = dict[str, int]()
-    return {
-        case_id: sets.setdefault(found[1], number) if (found := _ORDER.fullmatch(case_id)) else number
-        for number, group in enumerate(groups) for case_id in group
-    }  # fmt: skip
-
-
-def _several(parts: Iterable[str]) -> dict[str, int]:
-    """How many there are of each; none if all are alike."""
-    counts = Counter(parts)
-    return dict(counts) if len(counts) > 1 else {}
-
-
-def _kind(result: CaseResult) -> str:
-    return result.kind
-
-
-def _size(result: CaseResult) -> str:
-    found = _SIZE.search(result.id)
-    return found[0] if found else ""
 
 
 def require_metric(metric: str | None) -> None:
@@ -160,11 +126,9 @@ class _LineMaker:
     """Makes lines of results."""
 
     def __init__(
-        self, full: Mapping[str, CaseResult], group_of: Mapping[str, int], metric: str | None,
-        kinds: Iterable[str], sizes: Iterable[str],
-    ) -> None:  # fmt: skip
-        self._full, self._group_of, self._metric = full, group_of, metric
-        self._kinds, self._sizes = list(kinds), list(sizes)
+        self, full: Mapping[str, CaseResult], group_of: Mapping[str, int], metric: str | None, kinds: Sequence[str]
+    ) -> None:
+        self._full, self._group_of, self._metric, self._kinds = full, group_of, metric, kinds
 
     def line(self, labelled: LabelledPolicy, results: Sequence[CaseResult]) -> Line:
         scores, groups = [self._score(result) for result in results], [self._group_of[result.id] for result in results]
@@ -190,37 +154,23 @@ class _LineMaker:
             decode_tokens_per_s=sum(result.generated for result in results) / decode_s if decode_s else None,
             peak_bytes=max((result.peak_bytes for result in results if result.peak_bytes is not None), default=None),
             bytes_read=fmean(result.bytes_read for result in results),
-            by_kind=self._by(_kind, self._kinds, results), by_size=self._by(_size, self._sizes, results),
+            by_kind=self._by_kind(results),
             same_by_kind={
                 kind: fmean(result.answer == full.answer for result, full in pairs if result.kind == kind)
                 for kind in dict.fromkeys(result.kind for result in results)
             },
-            reordered=_reordered(pairs),
         )  # fmt: skip
 
     def _score(self, result: CaseResult) -> float:
         return result.scores[self._metric or result.metric]
 
-    def _by(
-        self, part: Callable[[CaseResult], str], names: Iterable[str], results: Sequence[CaseResult]
-    ) -> dict[str, Estimate]:
-        """Scores by a part of the cases, as far as there are any."""
-        chosen = {name: [result for result in results if part(result) == name] for name in names}
+    def _by_kind(self, results: Sequence[CaseResult]) -> dict[str, Estimate]:
+        """Scores by the kind of question, as far as there are any."""
+        chosen = {kind: [result for result in results if result.kind == kind] for kind in self._kinds}
         return {
-            name: clustered_mean(list(map(self._score, some)), [self._group_of[result.id] for result in some], SCORES)
-            for name, some in chosen.items() if some
+            kind: clustered_mean(list(map(self._score, some)), [self._group_of[result.id] for result in some], SCORES)
+            for kind, some in chosen.items() if some
         }  # fmt: skip
-
-
-def _reordered(pairs: Sequence[tuple[CaseResult, CaseResult]]) -> float | None:
-    orders = defaultdict[str, list[tuple[str, str]]](list)
-    for result, full in pairs:
-        if found := _ORDER.fullmatch(result.id):
-            orders[found[1]].append((result.answer, full.answer))
-    differ = [
-        one[0] != other[0] for some in orders.values() for one, other in combinations(some, 2) if one[1] == other[1]
-    ]
-    return fmean(differ) if differ else None
 
 
 def _difference(labelled: LabelledPolicy, differences: Sequence[float], groups: Sequence[int]) -> Estimate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,6 @@ from pictool.errors import InputError
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Spec
-from pictool.world.generate import write_prompt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 MAX_KL = 0.5  # nats, of the mean over the prompts: a policy beyond does not suit the model
 _PROMPTS, _PAGES, _SEED = 4, 4, 7
 _OTHER = 96  # tokens of the question and what is around the pages
+_TOWNS = (
+    "Baldale Disford Fubwick Hirholm Kukstead Mindale Nudford Rimwick Suvholm Vilstead Wusdale Bebford Durwick Gekholm "
+    "Hunstead Leddale Mumford Pevwick Rulholm Tesstead"
+).split()
+_RIVERS = "Balwen Fumne Konmere Nirlow Seswen Wavne Budmere Goklow Libwen Pilne Temmere Zanlow".split()
+_FESTIVALS = "Ballia Fivry Kammoon Midfair Ranlia Tikry Zarmoon Dibfair Haslia Lolry Pavmoon Somfair".split()
+_FILLER = (
+    "the road was quiet in those years", "the old bridge looked much the same after the storm",
+    "the market was open to all before winter", "the weather was often described as travellers wrote",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,25 @@ def measure_divergence(engine: Engine, policies: Sequence[Policy], is_timed: boo
     return [_divergence(policy, full, own) for policy, own in zip(policies, linked, strict=True)]
 
 
+def made_up_book(seed: int) -> tuple[list[str], list[str]]:
+    """Pages about made-up towns, and the town of each, which only the page before names: a page says `It`."""
+    rng = random.Random(seed)
+    towns, rivers, festivals = (
+        rng.sample(_TOWNS, _PAGES + 1),
+        rng.sample(_RIVERS, _PAGES),
+        rng.sample(_FESTIVALS, _PAGES),
+    )
+    pages = list[str]()
+    for (town, following), river, festival in zip(pairwise(towns), rivers, festivals, strict=True):
+        start = "It" if pages else f"Here begins a new book. {town}"
+        filler = rng.choice(_FILLER).capitalize()
+        pages.append(
+            f"{start} holds the {festival} festival. It lies on the river {river}. {filler}. "
+            f"The next page is about {following}.\n"
+        )
+    return pages, towns
+
+
 def check_prompts(model: Model, policy: Policy, positions: int) -> list[Spec]:
     """A few questions over short documents about made-up places, which have so many positions at most.
 
@@ -78,12 +107,12 @@ def check_prompts(model: Model, policy: Policy, positions: int) -> list[Spec]:
     """
     specs = []
     for number in range(_PROMPTS):
-        prompt = write_prompt(random.Random(_SEED + number), _PAGES)
-        spec = Spec(prompt.questions[0].text, (), policy)
+        pages, towns = made_up_book(_SEED + number)
+        spec = Spec(f"On which river does {towns[number % 2]} lie?", (), policy)
         frame, separator = spec.frame(model), len(model.encode(spec.separator_for(model)))
         room = positions - max(_OTHER, len(model.encode(frame.head)) + len(model.encode(frame.tail)) + 1)
         fitting = list[Chunk]()
-        for page, text in enumerate(prompt.pages):
+        for page, text in enumerate(pages):
             (chunk, *_) = make_chunks(model, text, f"page {page}")
             if len(chunk) + separator <= room:
                 fitting.append(chunk)

@@ -31,7 +31,7 @@ from benchmarks.corrections import (
 from benchmarks.fixup_zoo import Subject
 from benchmarks.fixups import answer
 from pictool import Chunk, Store, compile, make_policy
-from pictool.world.generate import BOOKS
+from training.world.generate import BOOKS
 
 SUBJECT, RATIO = Subject("embedded-small", BOOKS, ""), RATIOS[-1]
 

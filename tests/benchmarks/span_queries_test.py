@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from commands.run import run_app
 
+from benchmarks.questions.world import World
 from benchmarks.span_queries import bulk, documents, judge, moves, pool, tree, waves
 from benchmarks.span_queries.__main__ import app
 from benchmarks.span_queries.bulk import bench_bulk, bulk_order
@@ -29,7 +30,6 @@ from benchmarks.span_queries.options import (
 from benchmarks.span_queries.pool import STREAMS, bench_pool
 from benchmarks.span_queries.tree import bench_tree, queries_over, write_haystack
 from benchmarks.span_queries.waves import bench_waves
-from pictool.eval.datasets.world import World
 from pictool.linker.grid import parse_grid
 from pictool.runtime.model import Model, load_model
 from pictool.spans.query import nodes, shape

@@ -28,7 +28,7 @@ import pictool
 from commands.conftest import MORE, TEXT
 from commands.run import pic, write
 from pictool.commands.ask import converse
-from pictool.world.generate import Question, filler, write_prompt
+from training.world.generate import Question, filler, write_prompt
 
 QUESTION = ("-q", "Who knows why?", "--max-new-tokens", 4)
 

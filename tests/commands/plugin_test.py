@@ -77,6 +77,7 @@ def ran(packages: str, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     root = tmp_path_factory.mktemp("ran")
     for name in "ab":
         write(root / f"{name}.txt", TEXT)
+    write(root / "q.jsonl", json.dumps({"documents": ["a.txt", "b.txt"], "query": "Who?", "answers": ["nobody"]}))
     link = ("link", "a.txt", "b.txt", "-q", "Who knows why?", "--separator", "", "--max-new-tokens", 2,
             "-m", str(model), "--json")  # fmt: skip
     bench = ("--shape", "tiny", "--device", "cpu", "--repeats", 1, "--chunk-tokens", 8, "--algo",
@@ -87,7 +88,7 @@ def ran(packages: str, model: Path, tmp_path_factory: pytest.TempPathFactory) ->
         "inspect": ("inspect", "a.trace", "--json"),
         "diff": ("inspect", "a.trace", "b.trace", "--diff", "--json"),
         "plan": ("plan", "a.txt", "--algo", "strided", "-m", str(model), "--json"),
-        "eval": ("eval", "world", "-p", "chunks=2", "--limit", 1, "--algo", "strided:share=.5,1", "--max-new-tokens", 2,
+        "eval": ("eval", "q.jsonl", "--algo", "strided:share=.5,1", "--max-new-tokens", 2,
                  "--json"),
         "bench": ("bench", *bench, "--chunks", 2, "--new-tokens", 1),
         "wrong name": (*link, "--algo", "strange"),

@@ -73,17 +73,18 @@ sync
 sync none
 sync a.txt --splitter none
 eval none
-eval world --algo none
-eval world --metric none
-eval world --codec none1
-eval world -p none=1
-eval world -m ./none
+eval world
+eval q.jsonl --algo none
+eval q.jsonl --metric none
+eval q.jsonl --codec none1
+eval q.jsonl -p none=1
+eval q.jsonl -m ./none
 tune
-tune none.txt --questions world
+tune none.txt --questions q.jsonl
 tune a.txt --questions none
 tune a.txt --algo none
-tune a.txt --questions world --codec none1
-tune a.txt --questions world -m ./none
+tune a.txt --questions q.jsonl --codec none1
+tune a.txt --questions q.jsonl -m ./none
 bench --shape none
 bench --algo none
 bench -m ./none
@@ -131,7 +132,9 @@ for line in json.load(sys.stdin):
 
 
 def test_a_command_line_that_is_refused_imports_nothing_heavy() -> None:
-    write("a.txt", "Some text."), write("q.json", '{"g": {"model": "default", "input": {"user": "x"}}}')
+    write("a.txt", "Some text.")
+    write("q.jsonl", '{"documents": ["a.txt"], "query": "x", "answers": ["y"]}')
+    write("q.json", '{"g": {"model": "default", "input": {"user": "x"}}}')
     lines = REFUSED.split("\n")[1:-1]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], input=json.dumps(lines), capture_output=True, text=True, timeout=120

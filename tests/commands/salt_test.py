@@ -57,9 +57,12 @@ def test_another_salt_never_hits(model: Path, texts: tuple[Path, Path], monkeypa
     assert pic("link", compiled["key"], "-m", model, *QUERY).code == 0
 
 
+QUESTION = '{"documents": [{"text": "Here."}], "query": "Where?", "answers": ["here"]}'
+
+
 @pytest.mark.parametrize("command", ["eval", "bench"])
 def test_what_depends_on_what_was_asked_before_is_not_compared(command: str, model: Path) -> None:
-    given = ("eval", "world", "--limit", 1) if command == "eval" else ("bench",)
+    given = ("eval", write("q.jsonl", QUESTION)) if command == "eval" else ("bench",)
     refused = pic(*given, "--algo", "prefix", "-m", model)
     assert refused.code == 2 and "depends on earlier requests" in refused.err
 

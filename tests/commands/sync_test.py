@@ -18,7 +18,7 @@ import pytest
 from unprivileged import unprivileged
 
 from commands.run import pic, write
-from pictool.world.generate import write_prompt
+from training.world.generate import write_prompt
 
 
 @pytest.fixture

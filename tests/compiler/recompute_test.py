@@ -19,7 +19,7 @@ from pictool.runtime.prefill import rounded_anew
 from pictool.store.codecs import codecs
 from pictool.store.objects.format import ObjectFile
 from pictool.store.signatures import Signers, SigningKey, Trust, sidecar_of, sign_object_file
-from pictool.world.generate import PageShape, write_prompt
+from training.world.generate import PageShape, write_prompt
 
 TEXTS = [f"Document {number} tells of harbour {number * 7}, where {number} ships lie." for number in range(12)]
 

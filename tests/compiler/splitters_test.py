@@ -16,7 +16,7 @@ from pictool.compiler.chunking import make_chunks
 from pictool.compiler.splitters import make_splitter, split, splitters
 from pictool.errors import InputError
 from pictool.runtime.model import wrap_model
-from pictool.world.generate import write_prompt
+from training.world.generate import write_prompt
 
 MODEL = wrap_model(tiny.random_module(tiny.CONFIGS["llama"]()), tiny.tokenizer())
 TEXT = "\n\n".join(page for seed in range(4) for page in write_prompt(random.Random(seed), 12).pages)

@@ -112,30 +112,6 @@ def test_same_answers_by_kind(summary: Summary) -> None:
     ]  # fmt: skip
 
 
-def test_sizes_are_those_that_ids_name() -> None:
-    ids = {"a": "keys-4x50-0-0", "b": "keys-4x200-0-0", "c": "keys-4x50-0-1"}
-    rows = [[replace(row, id=ids[row.id]) for row in rows] for rows in ROWS]
-    evaluation = replace(made(rows), groups=((ids["a"], ids["b"]), (ids["c"],)))
-    found = summarise(evaluation)
-    assert found.sizes == {"4x50": 2, "4x200": 1} and found.lines[1].reordered is None
-    assert found.lines[1].by_size == {"4x50": clustered_mean([0.5, 1.0], [0, 1]), "4x200": clustered_mean([0.5], [0])}
-
-
-def test_answers_that_the_order_of_documents_changes() -> None:
-    """Full says A, A, B: one pair of orders is comparable; naive says A, C, C to these: it changes."""
-    answers = {"full": "AAB", "naive": "ACC", "legolink-2": "DDE"}
-    rows = [
-        [replace(row, id=f"order-4x50-0-7-{i}", answer=answers[row.label][i]) for i, row in enumerate(rows)]
-        for rows in ROWS
-    ]
-    evaluation = replace(made(rows), groups=tuple((f"order-4x50-0-7-{i}",) for i in range(3)))
-    found = summarise(evaluation)
-    assert [line.reordered for line in found.lines] == [0.0, 1.0, 0.0] and found.units == 1
-    others = [[replace(row, id=f"order-{i}", kind="order") for i, row in enumerate(rows)] for rows in rows]
-    unrelated = summarise(replace(made(others), groups=tuple((f"order-{i}",) for i in range(3))))
-    assert [line.reordered for line in unrelated.lines] == [None] * 3 and unrelated.units == 3
-
-
 def test_another_metric_scores_all(summary: Summary) -> None:
     other = summarise(made(), "em")
     assert other.metric == "em" and [line.score.mean for line in other.lines] == [0, 0, 0]
@@ -151,11 +127,11 @@ def test_the_keys_of_the_json_are_a_contract(summary: Summary) -> None:
     report = summary.report()
     line = report["lines"][1]
     assert [list(values) for values in (report, line, line["score"], line["timing"])] == [
-        ["title", "results", "header", "metric", "questions", "units", "skipped", "kinds", "sizes",
+        ["title", "results", "header", "metric", "questions", "units", "skipped", "kinds",
              "tokens", "lines"],
         ["label", "algo", "params", "score", "difference", "lost", "won", "kl", "answer_kl",
          "same_answer", "agreement", "common_prefix", "rows", "row_share", "timing", "speedup", "decode_tokens_per_s",
-         "peak_bytes", "bytes_read", "by_kind", "by_size", "same_by_kind", "reordered"],
+         "peak_bytes", "bytes_read", "by_kind", "same_by_kind"],
         ["mean", "low", "high"],
         ["ttft_s", "load_s", "select_s", "recompute_s", "decode_s"],
     ]  # fmt: skip

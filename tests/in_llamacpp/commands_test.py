@@ -15,6 +15,7 @@ from pictool.linker.grid import parse_policy
 from pictool.serve.backends.base import BackendSettings
 from pictool.store.store import Store
 
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 RESIDENTS = {"Lina": "Rudin", "Pelus": "Bivette"}
 
 
@@ -104,9 +105,8 @@ def test_the_doctor_proves_shift_removal_and_copy(tiny_gguf: Path) -> None:
 
 
 def test_eval_answers_a_dataset(embedded_gguf: Path) -> None:
-    done = pic(
-        "eval", "world", "-m", embedded_gguf, "--limit", 3, "--algo", "legolink-16", "--algo", "naive", "--json"
-    )  # fmt: skip
+    algos = "--algo", "legolink-16", "--algo", "naive"
+    done = pic("eval", FIXTURES / "queries.jsonl", "-m", embedded_gguf, "--limit", 3, *algos, "--json")
     assert done.json["questions"] == 3 and all(name in done.out for name in ("legolink-16", "naive"))
 
 

@@ -21,7 +21,7 @@ from pictool.runtime.decode import generate
 from pictool.runtime.model import load_model
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
-from pictool.world.generate import PageShape, write_prompt
+from training.world.generate import PageShape, write_prompt
 
 A, B = np.asarray([0.5, 3.0, 0.1, 0.0], np.float16), np.asarray([2.0, 0.2, 1.0], np.float16)
 

@@ -14,8 +14,8 @@ from pictool.api import link
 from pictool.linker.link import Linked
 from pictool.runtime.chat.template import make_frame
 from pictool.store.store import Store
-from pictool.world.generate import PageShape, Question, WorldPrompt, write_prompt
 from training.score import HELD_OUT
+from training.world.generate import PageShape, Question, WorldPrompt, write_prompt
 from training.zoo import HYBRIDS, KINDS, MEMBERS, MODELS
 
 EXACT = 1e-4

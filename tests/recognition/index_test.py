@@ -26,7 +26,7 @@ from pictool.recognition.matches import Match
 from pictool.store.entries import keys_of
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
-from pictool.world.generate import PageShape, write_prompt
+from training.world.generate import PageShape, write_prompt
 
 DOCS = [path.read_text() for path in sorted((Path(__file__).parents[2] / "fixtures/docs").glob("*.txt"))[:30]]
 ASKED = "Which colour is the flag of Palex?"

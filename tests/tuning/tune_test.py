@@ -13,9 +13,9 @@ from transformers import LlamaConfig
 
 from pictool.errors import InputError
 from pictool.eval.cases import SpecOptions
-from pictool.eval.datasets import open_dataset
 from pictool.eval.datasets.base import Case
 from pictool.eval.policies import parse_policies
+from pictool.fidelity.divergence import made_up_book
 from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
 from pictool.tuning.questions import (
@@ -122,8 +122,7 @@ def test_questions_that_do_not_fit_the_model_may_be_left_out(model: Model) -> No
 
 
 def test_a_random_model_knows_no_language_and_the_embedded_one_its_own() -> None:
-    world = open_dataset("world", {"prompts": "2"})
-    texts = list(next(world.cases()).documents)
+    texts = made_up_book(7)[0]
     embedded = load_model("embedded", "cpu")
     assert normalised_cross_entropy(embedded, texts) < 0.6
     assert (

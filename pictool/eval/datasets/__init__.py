@@ -19,6 +19,8 @@ from pictool.eval.datasets.records import first_record
 from pictool.linker.fields import make
 from pictool.plugins import find_classes
 
+REMOVED = ("picbench", "world")  # generated ones of 0.3
+
 
 @cache
 def datasets() -> Mapping[str, type[Dataset]]:
@@ -29,7 +31,7 @@ def datasets() -> Mapping[str, type[Dataset]]:
 def open_dataset(name_or_path: str, fields: Mapping[str, str]) -> Dataset:
     """Open a dataset by its name, or the one that a file holds, recognised by its first record.
 
-    A name comes before a file of that name (`./world` is the file). The dataset's file is read by `cases`.
+    A name comes before a file of that name (`./NAME` is the file). The dataset's file is read by `cases`.
 
     Args:
         fields: the dataset's fields, as texts; lists separated by commas. For a file, `format` names the dataset.
@@ -44,6 +46,11 @@ def open_dataset(name_or_path: str, fields: Mapping[str, str]) -> Dataset:
             raise InputError(f"{name_or_path}: format={forced} is for files; this is a dataset's name")
         return make(datasets()[name_or_path], name_or_path, values)
     if not os.path.exists(name_or_path):
+        if name_or_path in REMOVED:
+            raise InputError(
+                f"dataset {name_or_path}: is no longer part of pictool; name a file of your own questions, or write "
+                f"these in a checkout (python -m benchmarks.questions {name_or_path}.jsonl)"
+            )
         raise InputError(f"dataset {name_or_path!r}: is neither a file nor one of {', '.join(datasets())}")
     if "path" in values:
         raise InputError(f"{name_or_path}: path={values['path']} names a second file")

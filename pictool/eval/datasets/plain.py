@@ -19,7 +19,7 @@ class Plain(FileDataset):
     """A record has `documents` (paths from the file's folder, texts, or `{"text": …}`), `query` and `answers`.
 
     A string that names no file is a text if it has several words and does not end like the name of a file. It may have
-    `head`, `kind` and `id`; without an id, the record's number is its id.
+    `head`, `kind`, `id` (the record's number), `metric`, `max_new_tokens` (those of the dataset) and `stop`.
     """
 
     name: ClassVar[str] = "plain"
@@ -35,6 +35,9 @@ class Plain(FileDataset):
             raise InputError(f"plain: max_new_tokens={self.max_new_tokens} must be 1 or more")
 
     def case(self, record: Record) -> Case:
+        metric = record.text_or_none("metric") or self.metric
+        if metric not in METRICS:
+            raise record.key_error("metric", f"must be one of {', '.join(METRICS)}")
         return Case(
             id=record.id("id"),
             documents=tuple(_document(record, name, value) for name, value in record.items("documents")),
@@ -42,8 +45,9 @@ class Plain(FileDataset):
             answers=record.texts("answers"),
             kind=record.text_or_none("kind") or "",
             head=record.text_or_none("head"),
-            metric=self.metric,
-            max_new_tokens=self.max_new_tokens,
+            metric=metric,
+            max_new_tokens=record.whole_number_or_none("max_new_tokens") or self.max_new_tokens,
+            stop=record.texts("stop") if record.values.get("stop") is not None else (),
         )
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from pictool.errors import InputError
 from pictool.eval.datasets import open_dataset
 from pictool.eval.datasets.base import Case
-from pictool.world.generate import KINDS
+from training.world.generate import KINDS
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 
@@ -45,6 +46,16 @@ def test_documents_are_files_or_texts(tmp_path: Path) -> None:
 def test_a_query_may_have_no_documents_and_a_blank_head(tmp_path: Path) -> None:
     (case,) = load(tmp_path / "q.jsonl", {"documents": [], "query": "Why?", "answers": [""], "head": "", "kind": None})
     assert (case.documents, case.answers, case.head, case.kind) == ((), ("",), "", "")
+
+
+def test_a_record_may_say_how_it_is_answered_and_scored(tmp_path: Path) -> None:
+    record = {"documents": [], "query": "Why?", "answers": ["{}"]}
+    more = {"metric": "json", "max_new_tokens": 5, "stop": ["\n"]}
+    own, other = load(tmp_path / "q.jsonl", record | more, record, max_new_tokens="7")
+    assert (own.metric, own.max_new_tokens, own.stop) == ("json", 5, ("\n",))
+    assert (other.metric, other.max_new_tokens, other.stop) == ("f1", 7, ())
+    with pytest.raises(InputError, match="metric"):
+        load(tmp_path / "q.jsonl", record | {"metric": "bleu"})
 
 
 @pytest.mark.parametrize("folder", [".", "deep/er"])

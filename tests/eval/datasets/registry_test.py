@@ -28,10 +28,6 @@ RECORDS: dict[str, dict[str, Any]] = {
     },
     "plain": {"documents": [{"text": "In 1815."}], "query": "When?", "answers": ["1815"]},
 }  # fmt: skip
-GENERATED: dict[str, dict[str, str]] = {
-    "world": {"prompts": "3", "chunks": "4"},
-    "picbench": {"documents": "3", "words": "20", "cases_each": "1"},
-}
 
 
 def write(path: Path, *records: Any) -> Path:
@@ -45,14 +41,11 @@ def hay(tmp_path: Path) -> None:
 
 
 def small(name: str, tmp_path: Path) -> Dataset:
-    if name in GENERATED:
-        return open_dataset(name, GENERATED[name])
     return open_dataset(str(write(tmp_path / "file.jsonl", RECORDS[name])), {})
 
 
 def test_the_registry_has_every_file_and_nothing_abstract() -> None:
-    assert list(datasets()) == ["cacheblend", "longbench", "picbench", "plain", "world"]
-    assert set(datasets()) == {*RECORDS, *GENERATED}
+    assert list(datasets()) == ["cacheblend", "longbench", "plain"] == list(RECORDS)
 
 
 @pytest.mark.parametrize("name", datasets())
@@ -88,17 +81,17 @@ def test_a_file_is_recognised_by_its_first_record(name: str, layout: str, tmp_pa
 
 
 def test_a_name_comes_before_a_file_of_that_name(tmp_path: Path) -> None:
-    write(tmp_path / "world", RECORDS["plain"])
-    assert open_dataset("world", {}).name == "world"
-    assert open_dataset("./world", {}).name == "plain"
+    path = str(write(tmp_path / "longbench", RECORDS["plain"]))
+    assert open_dataset("longbench", {"path": path}).name == "longbench"
+    assert open_dataset("./longbench", {}).name == "plain"
 
 
 def test_fields_are_converted(tmp_path: Path) -> None:
-    world = open_dataset("world", {"seed": "7", "kinds": "local, carried"})
-    assert world.params["seed"] == 7 and world.params["kinds"] == ("local", "carried")
+    path = str(write(tmp_path / "q.jsonl", RECORDS["plain"]))
+    assert open_dataset(path, {"max_new_tokens": "7"}).params == {"path": path, "metric": "f1", "max_new_tokens": 7}
 
 
-ALL = "cacheblend, longbench, picbench, plain, world"
+ALL = "cacheblend, longbench, plain"
 
 
 @pytest.mark.parametrize(
@@ -107,9 +100,10 @@ ALL = "cacheblend, longbench, picbench, plain, world"
         ("nope", {}, f"dataset 'nope': is neither a file nor one of {ALL}"),
         ("", {}, f"dataset '': is neither a file nor one of {ALL}"),
         ("x" * 5000, {}, "is neither a file"),
-        ("world", {"format": "plain"}, "world: format=plain is for files; this is a dataset's name"),
-        ("world", {"size": "1"}, "world has no field 'size'; its fields are seed, prompts, chunks, kinds, per_kind"),
-        ("world", {"seed": "x"}, "world: seed='x' must be of type int"),
+        ("world", {}, "dataset world: is no longer part of pictool"),
+        ("plain", {"format": "plain"}, "plain: format=plain is for files; this is a dataset's name"),
+        ("plain.jsonl", {"size": "1"}, "plain has no field 'size'; its fields are path, metric, max_new_tokens"),
+        ("plain.jsonl", {"max_new_tokens": "x"}, "plain: max_new_tokens='x' must be of type int"),
         ("longbench", {}, "longbench: path=… must be given"),
         ("plain.jsonl", {"format": "world"}, "plain.jsonl: format=world must be one of cacheblend, longbench, plain"),
         ("plain.jsonl", {"format": "csv"}, "plain.jsonl: format=csv must be one of cacheblend, longbench, plain"),
@@ -176,7 +170,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 def test_a_dataset_of_another_package_is_found(install: Callable[[str], None]) -> None:
     install("some_letters:Letters")
-    assert list(datasets()) == ["cacheblend", "letters", "longbench", "picbench", "plain", "world"]
+    assert list(datasets()) == ["cacheblend", "letters", "longbench", "plain"]
     dataset = open_dataset("letters", {"count": "3"})
     assert dataset.params == {"count": 3} and [case.id for case in dataset.cases()] == ["a", "b", "c"]
 
@@ -185,7 +179,7 @@ def test_a_dataset_of_another_package_is_found(install: Callable[[str], None]) -
 def test_an_entry_point_that_is_no_dataset_is_refused(install: Callable[[str], None], target: str) -> None:
     install(target)
     with pytest.raises(PicError, match=r"entry point letters of pictool\.datasets: "):
-        open_dataset("world", {})
+        open_dataset("letters", {})
 
 
 def test_no_dataset_loads_torch() -> None:

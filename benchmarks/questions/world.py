@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from pictool.errors import InputError
 from pictool.eval.datasets.base import Case, Dataset
-from pictool.world.generate import KINDS, WorldPrompt, write_prompt
+from training.world.generate import KINDS, WorldPrompt, write_prompt
 
 MAX_CHUNKS = 32  # the names of the world do not last for more
 
@@ -25,7 +25,7 @@ class World(Dataset):
     """
 
     name: ClassVar[str] = "world"
-    reference: ClassVar[str] = "pictool.world.generate"
+    reference: ClassVar[str] = "training.world.generate"
     seed: int = 0
     prompts: int = 100
     chunks: int = 6  # 1 to 32

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pictool.world.generate import ALL_KINDS, KINDS, Fact, PageShape, WorldPrompt, question_text, write_prompt
+from training.world.generate import ALL_KINDS, KINDS, Fact, PageShape, WorldPrompt, question_text, write_prompt
 
 
 def prompts(count: int = 60, pages: int = 8) -> list[WorldPrompt]:

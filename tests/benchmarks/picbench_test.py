@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.questions.picbench import ORDERS, Picbench
+from benchmarks.questions.tasks import TASKS
 from pictool.errors import InputError
-from pictool.eval.datasets import open_dataset
 from pictool.eval.datasets.base import Case
-from pictool.eval.datasets.picbench import ORDERS, Picbench
-from pictool.eval.datasets.picbench_tasks import TASKS
 from pictool.eval.metrics import METRICS
+from pictool.linker.fields import make
 
 CASES = list(Picbench(documents=(2, 5), words=(20, 120), cases_each=6).cases())
 NAME = r"[A-Z]\w+ [A-Z]\w+"
@@ -174,4 +174,4 @@ def test_orders_have_the_same_documents() -> None:
 )
 def test_fields_that_do_not_fit(fields: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        open_dataset("picbench", fields)
+        make(Picbench, "picbench", fields)

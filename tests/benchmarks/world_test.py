@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.questions.world import MAX_CHUNKS, World
 from pictool.errors import InputError
-from pictool.eval.datasets.world import MAX_CHUNKS, World
-from pictool.world.generate import KINDS, write_prompt
+from training.world.generate import KINDS, write_prompt
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def test_cases_by_kind() -> None:

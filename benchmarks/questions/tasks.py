@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-_FIRST = (
+FIRST_NAMES = (
     "Ada Bruno Carla Dario Elena Felix Greta Hugo Ines Jonas Karin Leo Mara Nils Olga Pavel Rosa Samir Tessa Viktor"
 )
 _LAST = "Adler Bishop Carver Dunn Ekman Fischer Grant Holm Ivarsson Jensen Keller Lind Moreau Novak Orsini Petrov Quinn"
@@ -45,7 +45,7 @@ class Draw:
         return text
 
     def person(self) -> str:
-        return self._new(lambda: f"{self.word(_FIRST)} {self.word(_LAST)}")
+        return self._new(lambda: f"{self.word(FIRST_NAMES)} {self.word(_LAST)}")
 
     def place(self) -> str:
         """A house of a town: "the Lorne museum"."""

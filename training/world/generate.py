@@ -20,7 +20,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pictool.world import names
+from training.world import names
 
 KINDS = ("local", "carried", "two-hop")
 

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from benchmarks.questions.tasks import TASKS, Draft, Draw
 from pictool.errors import InputError
 from pictool.eval.datasets.base import Case, Dataset
-from pictool.eval.datasets.picbench_tasks import TASKS, Draft, Draw
 
 ORDERS = 3  # in which the documents of a case of `order` come
 
 
 @dataclass(frozen=True)
 class Picbench(Dataset):
-    """Thirteen tasks (`picbench_tasks`) at a grid of numbers and lengths of documents.
+    """Thirteen tasks (`tasks.py`) at a grid of numbers and lengths of documents.
 
     Lengths are in words, about: a document is filled up to so many, and longer if its facts are. A task's cases are the
     same whatever else is asked for, and the first ones are of all tasks. `order` asks each question over the same
@@ -24,7 +24,7 @@ class Picbench(Dataset):
     """
 
     name: ClassVar[str] = "picbench"
-    reference: ClassVar[str] = "pictool.eval.datasets.picbench_tasks; RULER, arXiv:2404.06654"
+    reference: ClassVar[str] = "benchmarks.questions.tasks; RULER, arXiv:2404.06654"
     seed: int = 0
     tasks: tuple[str, ...] = tuple(TASKS)
     documents: tuple[int, ...] = (4, 16)
@@ -54,7 +54,7 @@ class Picbench(Dataset):
 def _cases(name: str, task: str, count: int, words: int) -> Iterator[Case]:
     draw = Draw(f"picbench-{name}")
     draft = TASKS[task](draw, count)
-    texts = [_document(draw, draft, number, words) for number in range(count)]
+    texts = [document(draw, draft, number, words) for number in range(count)]
     case = Case(
         name, tuple(texts), draft.query, draft.answers, kind=task, metric=draft.metric,
         max_new_tokens=draft.max_new_tokens, stop=("\n",) if draft.metric != "json" else (),
@@ -67,7 +67,7 @@ def _cases(name: str, task: str, count: int, words: int) -> Iterator[Case]:
         random.Random(f"picbench-{name}-{order}").shuffle(texts)
 
 
-def _document(draw: Draw, draft: Draft, number: int, words: int) -> str:
+def document(draw: Draw, draft: Draft, number: int, words: int) -> str:
     facts = list(draft.facts[number])
     if draft.is_code:
         head, rest = facts[0], facts[1:]
