@@ -179,7 +179,6 @@ def print_report(report: Report, top: int) -> None:
     print()
     print_shares(report)
     print_groups(report)
-    print_capacities(report)
     print_prefill(report)
     print_documents(report, top)
     print()
@@ -229,28 +228,14 @@ def print_groups(report: Report) -> None:
             print(f"{visible(label or '-')[:18]:<19}{tokens.total:>15,.0f}  {prefix:>7}  {linked:>8}  {new:>7}")
 
 
-def print_capacities(report: Report) -> None:
+def print_prefill(report: Report) -> None:
     from pictool.estimate.report import show_bytes
 
-    print(f"\n{'LRU cache of':<19}{f'KV of {report.model}'[:20]:>20}  {'prefix':>7}  {'linkable':>8}")
-    total, last = report.totals.tokens.total, (0.0, 0.0)
-    for capacity, prefix, linked in report.curve():
-        if (prefix, linked) != last:
-            print(
-                f"{f'{capacity:,d} tokens':<19}{show_bytes(capacity * report.kv_bytes):>20}  "
-                f"{percent(prefix, total):>7}  {percent(linked, total):>8}"
-            )
-        last = (prefix, linked)
-    print(
-        f"{'all that is different':<24}{show_bytes(report.totals.distinct * report.kv_bytes):>15}  "
-        f"{percent(report.totals.tokens.prefix, total):>7}  {percent(report.totals.tokens.linked, total):>8}"
-    )
-
-
-def print_prefill(report: Report) -> None:
     print(f"\n{'prefill':<19}{'tokens computed':>15}  {'share':>7}")
     for way, tokens in report.prefill.items():
         print(f"{way:<19}{tokens:>15,.0f}  {percent(tokens, report.totals.tokens.total):>7}")
+    size = show_bytes(report.totals.distinct * report.kv_bytes)
+    print(f"\nKV of all that is different: {size} ({report.model})")
 
 
 def print_documents(report: Report, top: int) -> None:

@@ -67,7 +67,7 @@ REMOVED: dict[str, str] = {
     "estimate --replay": "ask the server: its responses and /metrics say what was reused",
     "estimate --sample": "ask the server: its responses and /metrics say what was reused",
     "estimate --plot": "use --json",
-    "estimate --capacity": "read the table of LRU caches",
+    "estimate --capacity": "read the KV of all that is different, and the server's /metrics",
     "estimate --limit": "use head -n N LOG | pic estimate -",
     "estimate --min-tokens": "it is 16",
     "estimate --shape": "use -m, which sizes KV by that model",

@@ -130,38 +130,6 @@ def hashes_of_runs(hashes: Hashes, starts: Indices, ends: Indices, seed: int) ->
     return mixed(found + _seed_value(seed))
 
 
-class ChainIndex:
-    """Numbers 0, 1, 2, … for the beginnings of sequences, each known by its hash (`chained`). 8 bytes each.
-
-    The new beginnings of a sequence are one run, found by its first hash. A sequence that leaves a run continues, if it
-    is known, with another's first: a beginning is in one run only, and there after the beginning before it.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._runs = dict[int, tuple[int, Hashes]]()  # by their first hash: its number, and all hashes
-
-    @property
-    def num_runs(self) -> int:
-        return len(self._runs)
-
-    def number(self, hashes: Hashes) -> tuple[Indices, int]:
-        """The numbers of the beginnings of a sequence, and how many of them were known; the others are added."""
-        numbers, at = np.empty(len(hashes), dtype=np.int64), 0
-        while at < len(hashes) and (run := self._runs.get(int(hashes[at]))):
-            first, held = run
-            size = min(len(held), len(hashes) - at)
-            is_other = held[:size] != hashes[at : at + size]
-            size = int(is_other.argmax()) if is_other.any() else size
-            numbers[at : at + size] = np.arange(first, first + size)
-            at += size
-        if at < len(hashes):
-            self._runs[int(hashes[at])] = self.count, hashes[at:].copy()
-            numbers[at:] = np.arange(self.count, self.count + len(hashes) - at)
-            self.count += len(hashes) - at
-        return numbers, at
-
-
 class HashIndex:
     """A table from 64-bit hashes to the numbers 0, 1, 2, … in the order in which they were added. 16 bytes each."""
 

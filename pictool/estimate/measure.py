@@ -10,7 +10,6 @@ Prompts of other tenants are never earlier ones.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
@@ -21,7 +20,6 @@ from numpy.typing import NDArray
 
 from pictool.estimate.batch import LogBatch
 from pictool.estimate.hashing import (
-    ChainIndex,
     Hashes,
     HashIndex,
     Indices,
@@ -32,7 +30,6 @@ from pictool.estimate.hashing import (
     hashes_of_runs,
     spread,
 )
-from pictool.estimate.lru import LruCaches
 from pictool.estimate.segments import (
     BLOCK_TOKENS,
     BYTES_PER_TOKEN,
@@ -46,7 +43,6 @@ from pictool.estimate.segments import (
 from pictool.estimate.totals import Repeated, Totals
 
 Tokenize = Callable[[str], Sequence[int]]
-CAPACITIES = tuple(1 << power for power in range(14, 35, 2))  # tokens, of the curve
 HEAD_TOKENS = 16  # of a linked document, which legolink-16 computes again
 _MAX_DOCUMENTS = 1 << 17
 _MAX_ENCODED = 1 << 14  # texts
@@ -73,7 +69,6 @@ class Measure:
         self.documents = dict[int, Repeated]()
         self.series = array("d")  # of each prompt: time or nan, tokens, prefix, linked
         self.totals = Totals()
-        self.totals.prefix_at, self.totals.linked_at = np.zeros(len(CAPACITIES)), np.zeros(len(CAPACITIES))
         self._tokenize, self._memory, self._shows_text = tokenize, memory, shows_text
         # What is tokenized comes again and again; bytes are taken at once.
         self._encode = lru_cache(_MAX_ENCODED if tokenize else 0)(self._encode_text)
@@ -82,10 +77,8 @@ class Measure:
 
     def _start(self) -> None:
         """Remember nothing."""
-        self._blocks, self._chain = HashIndex(), ChainIndex()
+        self._blocks, self._begun = HashIndex(), HashIndex()
         self._first = np.zeros(0, dtype=np.int32)
-        units = np.asarray(CAPACITIES, dtype=np.int64) * self.scale.per_token
-        self._prefixes, self._objects = LruCaches(units.tolist()), LruCaches(units.tolist())
         self._held = 0.0  # tokens of different blocks
 
     @property
@@ -130,9 +123,8 @@ class Measure:
             self._start()
 
     def _num_bytes(self) -> int:
-        """About what tables and caches take."""
-        tables = 24 * self._blocks.count + 8 * self._chain.count + 350 * self._chain.num_runs
-        return tables + 20 * (self._blocks.count + self._chain.count)
+        """About what tables take."""
+        return 24 * (self._blocks.count + self._begun.count)
 
     def _number_hashed(self, prompts: Sequence[LoggedPrompt]) -> LogBatch:
         """Prompts of which the log has hashes of blocks; each segment is one part."""
@@ -210,45 +202,31 @@ class Measure:
         return np.frombuffer(data + bytes(-len(data) % 4), dtype="<i4")  # a text in a log of token ids
 
     def _reuse_prefix(self, found: LogBatch) -> None:
-        """What prefix caches have of prompts, without a limit and with those of the capacities."""
-        for number, (hashes, sizes) in enumerate(self._beginnings(found)):
-            numbers, count = self._chain.number(hashes)
-            found.prefix[number] = sizes[:count].sum()
-            is_hit = self._prefixes.use(numbers, sizes)
-            self.totals.prefix_at += (is_hit @ sizes) / self.scale.per_token
+        """What a prefix cache has of prompts."""
+        hashes, sizes, prompts = self._beginnings(found)
+        _, first = self._begun.number(hashes)
+        is_known = first < np.searchsorted(prompts, prompts)  # before the first of its prompt, or in the table
+        found.prefix[:] = np.bincount(prompts, sizes * is_known, len(found.prefix))
 
-    def _beginnings(self, found: LogBatch) -> Iterator[tuple[Hashes, Indices]]:
-        """Of each prompt, the hashes of its beginnings of whole blocks, and the sizes of the blocks."""
+    def _beginnings(self, found: LogBatch) -> tuple[Hashes, Indices, Indices]:
+        """The hashes of all beginnings of whole blocks, the sizes of their last blocks, and the prompts of each."""
         if found.text is None:
-            for blocks, seed in zip(found.slices(), found.seeds.tolist(), strict=True):
-                yield chained(self._blocks.hashes(found.numbers[blocks]), seed), found.lengths[blocks]
-            return
+            slices = zip(found.slices(), found.seeds.tolist(), strict=True)
+            hashes = [chained(self._blocks.hashes(found.numbers[blocks]), seed) for blocks, seed in slices]
+            return joined(hashes, np.uint64), found.lengths, found.prompts
         block = BLOCK_TOKENS * self.scale.per_token
         counts, starts = found.sizes // block, found.ends - found.sizes
         places, owners = spread(np.ones_like(counts), counts + 1)
-        hashes = found.text.ranges(starts[owners], starts[owners] + block * places) + found.seeds[owners]
-        sizes, at = np.full(int(counts.max(initial=0)), block, dtype=np.int64), 0
-        for count in counts.tolist():
-            yield hashes[at : at + count], sizes[:count]
-            at += count
+        ends = starts[owners] + block * places
+        return found.text.ranges(starts[owners], ends) + found.seeds[owners], np.full_like(owners, block), owners
 
     def _link(self, found: LogBatch) -> None:
         """What can be linked beyond the prefix."""
-        least, prompts, lengths = self.scale.window, found.prompts, found.lengths
-        times = prompts + found.first
-        is_whole = (self._first[found.numbers] < times) & (lengths >= least)
+        least, times = self.scale.window, found.prompts + found.first
+        is_whole = (self._first[found.numbers] < times) & (found.lengths >= least)
         is_part = (self._first[found.parts] < times) & (found.part_sizes >= least)
         found.beyond = found.after_prefix()
         found.is_linked = (is_whole | is_part) & (found.beyond > 0)
-        unique, first, inverse = np.unique(prompts << 32 | found.numbers, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        gained = np.bincount(inverse, found.beyond * found.is_linked, len(unique))[order]
-        places = first[order]
-        items, sizes = found.numbers[places], lengths[places]
-        bounds = np.searchsorted(prompts[places], np.arange(len(found.logged) + 1)).tolist()
-        for start, end in itertools.pairwise(bounds):
-            is_hit = self._objects.use(items[start:end], sizes[start:end])
-            self.totals.linked_at += (is_hit @ gained[start:end]) / self.scale.per_token
         self._note_runs(found)
 
     def _note_runs(self, found: LogBatch) -> None:

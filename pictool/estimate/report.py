@@ -1,4 +1,4 @@
-"""What follows from a pass over a log: the verdict in one line, the working set, what to compile first."""
+"""What follows from a pass over a log: the verdict in one line, and what to compile first."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pictool.estimate.measure import CAPACITIES, Measure
+from pictool.estimate.measure import Measure
 from pictool.estimate.segments import BLOCK_TOKENS, MIN_TOKENS
 from pictool.estimate.totals import Repeated, Tokens, Totals
 
 WORTH = 0.05  # of all tokens that linking must add to be worth it
-HOLDS = 0.9  # of what linking reuses, that the working set holds
 FIRST = 0.5  # of what linking reuses, that the documents to begin with make up
 
 
@@ -26,7 +25,7 @@ class Report:
 
     Fields:
         counting: what a token is. reads: what was read, and what could not be.
-        model: whose KV the caches hold, of `kv_bytes` a token.
+        model: whose KV a cache holds, of `kv_bytes` a token.
     """
 
     measure: Measure
@@ -52,13 +51,6 @@ class Report:
         return {"none": tokens.total, "prefix": beside, "legolink-16": tokens.new + self.totals.again}
 
     @property
-    def working_set(self) -> int | None:
-        """The least of the capacities, in tokens, that holds most of what linking reuses; None: none of them does."""
-        goal = HOLDS * self.totals.tokens.linked
-        held = next((capacity for capacity, _, linked in self.curve() if linked >= goal), None)
-        return None if held is None else min(held, round(self.totals.distinct))
-
-    @property
     def num_first(self) -> int:
         """The fewest documents that make up half of what linking reuses."""
         saved, goal = 0.0, FIRST * self.totals.tokens.linked
@@ -78,11 +70,11 @@ class Report:
             if prefix < WORTH:
                 return f"prefix caching reuses {prefix:.1%}, linking would add {linked:.1%}: neither is worth it"
             return f"prefix caching alone already reuses {prefix:.0%}; linking would add {linked:.1%}: not worth it"
-        held, computed = self.working_set, self.prefill
+        computed = self.prefill
         saves = 1 - share(computed["legolink-16"], computed["prefix"])
-        size = "" if held is None else f"; {show_bytes(held * self.kv_bytes)} hold {HOLDS:.0%} of it"
+        size = f"{show_bytes(self.totals.distinct * self.kv_bytes)} hold all that is different"
         first = "this document" if self.num_first == 1 else f"these {self.num_first:,d} documents"
-        return f"linking saves {saves:.0%} of prefill above prefix caching{size}; start with {first}"
+        return f"linking saves {saves:.0%} of prefill above prefix caching; {size}; start with {first}"
 
     def as_json(self, top: int) -> dict[str, Any]:
         """Everything that is printed, and more. Tokens, bytes; shares of 1."""
@@ -96,10 +88,6 @@ class Report:
             "tokens": _tokens(totals.tokens) | {"missed_at_most": totals.forgotten},
             "kinds": {name: _tokens(tokens) for name, tokens in totals.kinds.items()},
             "tenants": {name: _tokens(tokens) for name, tokens in totals.tenants.items()},
-            "capacities": [
-                {"tokens": capacity, "bytes": capacity * self.kv_bytes, "prefix": prefix, "linked": linked}
-                for capacity, prefix, linked in self.curve()
-            ],
             "distinct_tokens": totals.distinct, "distinct_bytes": totals.distinct * self.kv_bytes,
             "prefill": self.prefill, "compile_first": self.num_first,
             "documents": [
@@ -107,10 +95,6 @@ class Report:
                 for document in self.documents[:top]
             ],
         }  # fmt: skip
-
-    def curve(self) -> list[tuple[int, float, float]]:
-        """(capacity in tokens, tokens that an LRU cache of prefixes reuses, and one of documents), the least first."""
-        return list(zip(CAPACITIES, self.totals.prefix_at.tolist(), self.totals.linked_at.tolist(), strict=True))
 
 
 def _tokens(tokens: Tokens) -> dict[str, float]:

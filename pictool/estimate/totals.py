@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 
 @dataclass
 class Tokens:
@@ -47,7 +44,6 @@ class Totals:
 
     Fields:
         again: of linked documents, tokens that legolink-16 computes again.
-        prefix_at, linked_at: reused by LRU caches of the capacities, in their order.
         distinct: of different blocks, what a store of all of them holds.
         forgotten: by how much prefix and linkable may be too low, because memory was used up.
     """
@@ -56,7 +52,5 @@ class Totals:
     kinds: dict[str, Tokens] = field(default_factory=lambda: defaultdict(Tokens))
     tenants: dict[str, Tokens] = field(default_factory=lambda: defaultdict(Tokens))
     again: float = 0.0
-    prefix_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    linked_at: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     distinct: float = 0.0
     forgotten: float = 0.0

@@ -12,7 +12,6 @@ import pytest
 
 from estimate.references import prefixes
 from pictool.estimate.hashing import Rolling
-from pictool.estimate.lru import LruCaches
 from pictool.estimate.measure import Measure
 from pictool.estimate.segments import LoggedPrompt, Segment, TokenScale, split_text
 
@@ -115,25 +114,3 @@ def test_parts_are_the_whole_text() -> None:
         for prompt in random_prompts(random.Random(number)):
             for segment in prompt.segments:
                 assert "".join(text for _, text in split_text("user", str(segment.content))) == segment.content
-
-
-@pytest.mark.parametrize("room", [16, 1 << 20])
-def test_caches_of_all_capacities_are_lists_of_the_last_used(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pictool.estimate.lru._ROOM", room)
-    for seed in range(60):
-        draw = random.Random(seed)
-        sizes = [draw.randrange(1, 9) for _ in range(30)]
-        capacities = sorted(draw.randrange(1, 120) for _ in range(4))
-        caches, order = LruCaches(capacities), list[int]()
-        for _ in range(60):
-            items = draw.sample(range(30), draw.randrange(8))
-            found = caches.use(np.asarray(items, dtype=np.int64), np.asarray([sizes[i] for i in items], dtype=np.int64))
-            for row, capacity in enumerate(capacities):
-                held, room = set[int](), capacity
-                for item in order:
-                    room -= sizes[item]
-                    if room < 0:
-                        break
-                    held.add(item)
-                assert found[row].tolist() == [item in held for item in items]
-            order = items + [item for item in order if item not in items]
