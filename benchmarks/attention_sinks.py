@@ -14,18 +14,20 @@ import random
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from benchmarks.output import write_results
 from pictool import Chunk, Linked, Model, Store, generate, load_model
 from pictool.linker.grid import parse_grid
 from pictool.linker.link import link
 from pictool.linker.spec import Spec
-from pictool.trace.attention import attention_map, decode_tokens
+from pictool.trace.attention import AttentionMap, attention_map, decode_tokens
 from pictool.trace.deviation import kv_deviation
 from training.score import HELD_OUT
 from training.world.generate import KINDS, PageShape, write_prompt
@@ -55,9 +57,22 @@ def measure(model: Model, linked: Linked, full: Linked, answer: str) -> dict[str
         "right": float(generated == answer),
         "kv_first": float(deviation[:, image.layout.starts[1:-1]].mean()),
         "kv_all": float(deviation[:, image.layout.head[1] : image.layout.num_context].mean()),
-        **{f"first_{first}": attention.initial_share(first)[..., 1:].sum(-1).mean(2) for first in FIRST},
-        **{f"even_{first}": float(attention.uniform_initial_share(first)[:, 1:].sum(1).mean()) for first in FIRST},
+        **{f"first_{first}": initial_share(attention, first).mean(2) for first in FIRST},
+        **{f"even_{first}": float(uniform_share(attention, first).mean()) for first in FIRST},
     }
+
+
+def initial_share(attention: AttentionMap, first: int) -> NDArray[np.float32]:
+    """What each row gives to the first tokens of all chunks, [layers, heads, rows]."""
+    spans = list(pairwise(attention.starts))[1:]  # without the head
+    initial = [column for start, end in spans for column in range(start, min(start + first, end))]
+    return attention.weights[..., initial].sum(-1)
+
+
+def uniform_share(attention: AttentionMap, first: int) -> NDArray[np.float64]:
+    """The same of rows that attend evenly, [rows]."""
+    count = sum(min(first, end - start) for start, end in list(pairwise(attention.starts))[1:])
+    return count / (attention.positions + 1.0)
 
 
 def mean_of(measured: list[dict[str, Any]]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def draw_attention(
     for axis, (trace, attention), rows in zip(axes, maps, values, strict=True):
         image = _draw_map(axis, rows, trace, high)
         _set_row_labels(axis, [_label(text) for text in row_labels(trace, attention)])
-        axis.axhline(attention.num_tail - 0.5, color="white", linewidth=0.8)
+        axis.axhline(attention.num_prompt - attention.starts[-1] - 0.5, color="white", linewidth=0.8)
         where = f"layer {'all' if layer is None else layer}, head {'all' if head is None else head}"
         axis.set_title(f"{visible(trace.label)}: {_answer(trace)}   ({where})")
     figure.colorbar(image, ax=axes, fraction=0.02, pad=0.01, label="share")

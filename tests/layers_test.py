@@ -286,7 +286,7 @@ def trace(tmp_path: Path) -> Path:
 
 COMMANDS = [
     ["--help"], ["store", "ls"], ["store", "verify"], ["inspect", "OBJECT"], ["inspect", "KEY", "--json"],
-    ["inspect", "OBJECT", "--layers"], ["inspect", "TRACE"],
+    ["inspect", "OBJECT", "--text"], ["inspect", "TRACE"],
     ["inspect", "TRACE", "TRACE", "--diff"], ["estimate", "LOG"], ["estimate", "LOG", "--json"],
 ]  # fmt: skip
 

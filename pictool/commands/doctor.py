@@ -6,10 +6,10 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Optional
 
 from pictool.commands.console.errors import of_command_line
-from pictool.commands.console.outputs import output_path, print_json, write_json
+from pictool.commands.console.outputs import print_json
 from pictool.commands.console.verbosity import waiting
 from pictool.commands.settings.engine import engine_name, find_engine
-from pictool.commands.settings.options import OUTPUT, POLICY, SPECS, EngineOption, JsonOption, command, make_app, option
+from pictool.commands.settings.options import POLICY, SPECS, EngineOption, JsonOption, command, make_app, option
 from pictool.commands.settings.resources import quiet_libraries
 from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError
@@ -26,9 +26,6 @@ def run_doctor(
     settings: Settings,
     engine: EngineOption = None,
     algo: Annotated[Optional[list[str]], option("--algo", "SPEC", f"Policy: {SPECS}", POLICY)] = None,
-    output: Annotated[
-        Optional[str], option("-o, --output", "FILE", "Write the report to a file (JSON).", OUTPUT)
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check that linking works on this machine, model and device.
@@ -41,8 +38,6 @@ def run_doctor(
       pic doctor -m ~/models/llama --device cuda --json
       pic doctor -m ~/models/llama --engine vllm
     """
-    if output is not None:
-        output_path("-o", output, [])
     from pictool.linker.grid import parse_repeatable
     from pictool.runtime.model import require_name
 
@@ -56,8 +51,6 @@ def run_doctor(
 
     examination = Examination(settings.model, settings.device, settings.dtype, settings.store, engine, algo or POLICIES)
     report = examine(examination, (lambda _: None) if as_json else _Printer().print)
-    if output is not None:
-        write_json(output, report.report())
     if as_json:
         print_json(report.report())
     if not report.is_good:

@@ -95,7 +95,7 @@ def run_eval(options: EvalOptions, settings: Settings) -> None:
     """Ask a dataset's questions under several policies. Each is compared with full recompute.
 
     \b
-      pic eval questions.jsonl --limit 20 --algo legolink-16 --algo cacheblend:ratio=.1,.2
+      pic eval questions.jsonl --algo legolink-16 --algo cacheblend:ratio=.1,.2
     """
     from pictool.eval.datasets import open_dataset
     from pictool.eval.evaluate import EvaluationOptions, evaluate

@@ -12,7 +12,6 @@ from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import print_json
 from pictool.commands.console.pager import paged
 from pictool.commands.console.verbosity import note
-from pictool.commands.settings.completion import complete_key
 from pictool.commands.settings.options import (
     SALT,
     argument,
@@ -29,10 +28,8 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
     from pictool.store.objects.format import ObjectFile
     from pictool.trace.analysis import TraceAnalysis
-    from pictool.trace.attention_sinks import AttentionSinks
     from pictool.trace.counts import TraceCounts
     from pictool.trace.format import Trace
-    from pictool.trace.object_stats import LayerStats
 
 MAX_TOKENS = 2000  # of a text that is shown without --text
 BARS = "▁▂▃▄▅▆▇█"
@@ -43,16 +40,14 @@ app = make_app()
 
 @command(app, "inspect", "model", "device", "dtype", "store", *SALT)
 def run_inspect(
-    names: Annotated[
-        list[str], argument("NAME", "Object files, keys or traces; or the run of a query.", autocompletion=complete_key)
-    ],
+    names: Annotated[list[str], argument("NAME", "Object files, keys or traces; or the run of a query.")],
     options: InspectOptions,
     settings: Settings,
 ) -> None:
     """Show the contents of an object, or the steps of a link; compare two links.
 
     \b
-      pic inspect a.kvo --layers
+      pic inspect a.kvo --text
       pic inspect link.trace --attention --against full
       pic inspect legolink.trace cacheblend.trace --diff
     """
@@ -86,10 +81,7 @@ def inspect_files(names: Sequence[str], options: InspectOptions, settings: Setti
     if traces and len(traces) < len(paths):
         raise UsageError(f"{traces[0]}: objects and traces cannot be inspected together; name one kind")
     check_options(options, bool(traces), names[0])
-    if traces:
-        reports = inspect_traces(traces, options, settings)
-    else:
-        reports = [_inspect_file(path, options, settings) for path in paths]
+    reports = inspect_traces(traces, options, settings) if traces else [_inspect_file(path, options) for path in paths]
     if options.as_json:
         print_json(reports[0] if len(reports) == 1 else reports)
 
@@ -111,67 +103,42 @@ def check_options(options: InspectOptions, of_traces: bool, name: str) -> None:
     """Refuse options that do not apply to the kind of `name`, or to a view that is not shown."""
     if options.against not in (None, "full"):
         raise UsageError(f"--against {options.against}: must be full; --diff compares two traces")
-    if not of_traces and (options.attention or options.against):
-        raise UsageError(f"{name}: not a trace; --attention and --against need one (pic link --trace)")
+    if not of_traces and (options.attention or options.against or options.layers):
+        raise UsageError(f"{name}: not a trace; --attention, --against and --layers need one (pic link --trace)")
     if not options.attention and (options.layer is not None or options.head is not None):
         raise UsageError("--layer and --head need --attention")
-    if options.first is not None and not options.attention_sinks:
-        raise UsageError("--first needs --attention-sinks")
 
 
 # Objects
 
 
-def _inspect_file(path: Path, options: InspectOptions, settings: Settings) -> dict[str, Any]:
+def _inspect_file(path: Path, options: InspectOptions) -> dict[str, Any]:
     """Show an object, or a list of objects; returns what `--json` prints."""
     from pictool.store.objects.bundles import is_object_list, read_object_list
 
     if not is_object_list(path):
-        return inspect_object(path, options, settings)
+        return inspect_object(path, options)
     report = {"path": str(path), "objects": [str(member.path) for member in read_object_list(path)]}
     if not options.as_json:
         _print_fields(report)
     return report
 
 
-def inspect_object(path: Path, options: InspectOptions, settings: Settings) -> dict[str, Any]:
+def inspect_object(path: Path, options: InspectOptions) -> dict[str, Any]:
     """Show an object; returns what `--json` prints."""
     from pictool.store.objects.format import ObjectFile
-    from pictool.trace.object_stats import object_stats
 
     with ObjectFile(path) as file:
         report = _fields(file) | _table(file)
         if options.text:
             report["text"] = file.text()
-        layers = object_stats(file) if options.layers else ()
-        sinks = None
-        if options.attention_sinks:
-            dtype = settings.option("dtype") or file.meta.target.dtype
-            sinks = sinks_of(file, open_model(settings.override(dtype=dtype)), options.num_initial)
         checksums = file.checksums
     if not options.as_json:
         if "header" in options.sections:
             _print_fields({name: value for name, value in report.items() if name != "text"})
         if options.text:
             print(report["text"])
-        if layers:
-            _print_layers(layers, checksums["layers"])
-        if sinks is not None:
-            _print_sinks(sinks)
-    report["checksums"] = checksums
-    if options.layers:
-        report["layer_stats"] = [_layer_json(layer) for layer in layers]
-    if sinks is not None:
-        report["sink_profile"] = sinks_json(sinks)
-    return report
-
-
-def object_json(file: ObjectFile) -> dict[str, Any]:
-    """Everything that the object alone says: what `--text --layers --json` prints."""
-    from pictool.trace.object_stats import object_stats
-
-    stats = [_layer_json(layer) for layer in object_stats(file)]
-    return {**_fields(file), "text": file.text(), "checksums": file.checksums, "layer_stats": stats}
+    return report | {"checksums": checksums}
 
 
 def _fields(file: ObjectFile) -> dict[str, Any]:
@@ -206,72 +173,9 @@ def _table(file: ObjectFile) -> dict[str, Any]:
     return {"highest": round(scores.max(), 3), "heat": "".join(BARS[level] for level in levels)}
 
 
-def sinks_of(file: ObjectFile, model: Model, num_initial: int) -> AttentionSinks:
-    """The attention that an object's first tokens draw when it is compiled alone.
-
-    Raises:
-        ForeignObjectError: another model's object.
-        ObjectError: one whose tokens are not those that it was compiled from.
-    """
-    from pictool.trace.attention_sinks import attention_sinks
-
-    file.meta.require(model.target, str(file.path))
-    file.meta.require_dummy(model.bos_id, file.name)
-    file.require_key(file.meta.key)
-    dummies = [] if model.bos_id is None else [model.bos_id] * file.meta.sinks
-    return attention_sinks(model, file.tokens().tolist(), dummies, num_initial)
-
-
-def sinks_json(sinks: AttentionSinks) -> dict[str, Any]:
-    return {
-        "first": sinks.num_initial, "rows": sinks.num_rows, "if_even": sinks.uniform_share,
-        "share": sinks.initial_share.tolist(), "dummies": sinks.dummy_share.tolist(),
-        "by_offset": sinks.share_by_offset.tolist(),
-    }  # fmt: skip
-
-
-def _layer_json(layer: LayerStats) -> dict[str, Any]:
-    return {
-        name: {"min": part.min, "max": part.max, "mean_norm": part.mean_norm, "first_norm": part.first_norm}
-        for name, part in (("key", layer.key), ("value", layer.value))
-    }
-
-
 def _print_fields(report: dict[str, Any]) -> None:
     for name, value in report.items():
         print(f"{name:<13}{value if name == 'text' else visible(str(value))}")
-
-
-def _print_layers(layers: Sequence[LayerStats], checksums: list[str]) -> None:
-    from pictool.commands.console.terminal import heading, open_screen, table
-
-    screen = open_screen()
-    heading(screen, "layers: L2 norm by token (mean, first) and range; all read and checked")
-    rows = []
-    for index, (layer, checksum) in enumerate(zip(layers, checksums, strict=True)):
-        for name, part in (("K", layer.key), ("V", layer.value)):
-            numbers = (part.mean_norm, part.first_norm, part.min, part.max)
-            of_layer = [str(index), name] if name == "K" else ["", name]
-            rows.append([*of_layer, *(f"{number:.3g}" for number in numbers), checksum[:12] if name == "K" else ""])
-    screen.print(table(["layer", "", "norm", "first", "min", "max", "checksum"], rows, left=()))
-
-
-def _print_sinks(sinks: AttentionSinks) -> None:
-    from pictool.commands.console.terminal import NUM_OFFSETS, first_tokens, heading, open_screen, percent_grid
-
-    screen = open_screen()
-    rows = [f"layer {layer}" for layer in range(len(sinks.initial_share))]
-    heading(screen, f"% of attention: {first_tokens(sinks.num_initial)}, of the {sinks.num_rows} after them")
-    screen.print(
-        f"{100 * sinks.initial_share.mean():.1f} on the mean; {100 * sinks.uniform_share:.1f} if all drew alike",
-        style="dim",
-    )
-    percent_grid(screen, sinks.initial_share, rows, "h")
-    if sinks.dummy_share.any():
-        heading(screen, "% of attention: the dummy tokens in front (not in the object)")
-        percent_grid(screen, sinks.dummy_share, rows, "h")
-    heading(screen, "% of attention: each token of the chunk (mean of the heads)")
-    percent_grid(screen, sinks.share_by_offset.mean(1)[:, :NUM_OFFSETS], rows, "t")
 
 
 # Traces
@@ -306,7 +210,7 @@ def analyse(
     traces: Sequence[Trace], paths: Sequence[Path], options: InspectOptions, settings: Settings
 ) -> list[TraceAnalysis | None]:
     """Analyse every trace as the options say; a model is loaded once for all traces that name it."""
-    if not options.needs_attention and options.against is None:
+    if not options.attention and options.against is None:
         return [None] * len(traces)
     from pictool.trace.analysis import analyse_trace
 
@@ -320,7 +224,7 @@ def analyse(
         if named not in models:
             models[named] = open_model(settings.override(model=model, dtype=dtype))
         analyses.append(analyse_trace(
-            models[named], store, trace, str(path), attention=options.needs_attention,
+            models[named], store, trace, str(path), attention=options.attention,
             deviation=options.against is not None, layer=options.layer,
             on_compile=lambda done: note(f"compiled {done.chunk.source} first ({len(done.chunk)} tokens)"),
         ))  # fmt: skip
@@ -333,7 +237,6 @@ def _print_trace(
     """Show what a trace says, its text, and what analysing it shows."""
     from pictool.commands.traces.text_form import (
         show_attention,
-        show_attention_sinks,
         show_deviation,
         show_text,
         show_trace,
@@ -346,9 +249,7 @@ def _print_trace(
         show_text(trace, counts)
     if analysis is None:
         return
-    if analysis.attention is not None and options.attention_sinks:
-        show_attention_sinks(trace, analysis.attention, options.num_initial)
-    if analysis.attention is not None and options.attention:
+    if analysis.attention is not None:
         show_attention(trace, analysis.attention, options.layer, options.head)
     if analysis.deviation is not None:
         show_deviation(trace, analysis.deviation, analysis.choices)

@@ -79,6 +79,10 @@ REMOVED: dict[str, str] = {
     "bench breakdown": "use python -m benchmarks.breakdown of a checkout",
     "bench storage": "use python -m benchmarks.storage of a checkout",
     "inspect --plot": "use --json, and python -m benchmarks.trace_plots of a checkout",
+    **dict.fromkeys(
+        ("inspect --attention-sinks", "inspect --first"),
+        "use pic tui (a, on an object), or python -m benchmarks.attention_sinks of a checkout",
+    ),
     "inspect --scale": "attention is shown as shares of each row",
     "bench context": "use python -m benchmarks.context of a checkout",
     "bench sync": "use pic bench",
@@ -99,6 +103,7 @@ REMOVED: dict[str, str] = {
     **dict.fromkeys(("tune --target-kl", "tune --target-left"), "use --target-answer-kl"),
     "tune --skip-long": "prompts that do not fit the model are left out anyway",
     "tune --seed": "questions are drawn with a fixed seed",
+    **dict.fromkeys(("doctor -o", "doctor --output"), "use --json > FILE"),
     "tui --server": "GET /health says how a server is, and Prometheus reads /metrics",
 }
 

@@ -322,7 +322,7 @@ def public_key(file: Path) -> str:
 def run_trust(
     settings: Settings,
     name: Annotated[Optional[str], argument("NAME", "What you call the signer.")] = None,
-    key: Annotated[Optional[str], argument("KEY", "Its public key, as ed25519:…", autocompletion=None)] = None,
+    key: Annotated[Optional[str], argument("KEY", "Its public key, as ed25519:…")] = None,
     revoke: Annotated[Optional[str], option("--revoke", "NAME", "Trust a signer no more, nor what it signed.")] = None,
     as_json: JsonOption = False,
 ) -> None:

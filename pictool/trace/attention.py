@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,19 +47,9 @@ class AttentionMap:
         return np.asarray(weights)
 
     @property
-    def num_tail(self) -> int:
-        """How many rows, the first ones, are the tail's."""
-        return self.num_prompt - self.starts[-1]
-
-    @property
     def positions(self) -> NDArray[np.int64]:
         """The position of each row, int64 [rows]."""
         return self.starts[-1] + np.arange(self.scores.shape[2])
-
-    @property
-    def spans(self) -> tuple[tuple[int, int], ...]:
-        """`[start, end)` of the head and every chunk."""
-        return tuple(pairwise(self.starts))
 
     def share(self, layer: int | None = None, head: int | None = None) -> Floats:
         """Return attention probabilities, averaged over the layers and heads that are not given.
@@ -73,35 +62,6 @@ class AttentionMap:
         self.require(layer, head)
         of_layer = self.weights if layer is None else self.weights[[self.layers.index(layer)]]
         return np.asarray((of_layer if head is None else of_layer[:, [head]]).mean((0, 1), dtype=np.float64))
-
-    def initial_share(self, num_initial: int) -> Floats:
-        """Return the share of each row's attention that goes to the initial tokens of the head and of every chunk.
-
-        float64 [layers, heads, rows, chunks + 1].
-        """
-        shares = [
-            self.weights[..., start : min(start + num_initial, end)].sum(-1, dtype=np.float64)
-            for start, end in self.spans
-        ]
-        return np.stack(shares, -1)
-
-    def uniform_initial_share(self, num_initial: int) -> Floats:
-        """Return what `initial_share` is for rows that attend uniformly; float64 [rows, chunks + 1]."""
-        counts = np.asarray([min(num_initial, end - start) for start, end in self.spans])
-        return np.asarray(counts / (self.positions[:, None] + 1.0))
-
-    def share_by_offset(self, num_offsets: int) -> Floats:
-        """Return the mean attention to the j-th token of a chunk (without the head); float64 [layers, num_offsets].
-
-        nan where no chunk is as long.
-        """
-        by_column = self.weights.mean((1, 2), dtype=np.float64)  # [layers, columns]
-        shares = np.full((len(self.layers), num_offsets), np.nan)
-        for offset in range(num_offsets):
-            columns = [start + offset for start, end in self.spans[1:] if start + offset < end]
-            if columns:
-                shares[:, offset] = by_column[:, columns].mean(1)
-        return shares
 
     def require(self, layer: int | None, head: int | None) -> None:
         """Check that the map has a layer and a head.

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pictool.runtime.memory.image import Image
     from pictool.runtime.model import Model
 
-NUM_INITIAL = 4  # tokens that count as initial by default
-NUM_OFFSETS = 16  # first tokens of a chunk that are measured one by one, at least
+NUM_INITIAL = 4  # tokens that count as initial
+NUM_OFFSETS = 16  # first tokens of a chunk that are measured one by one
 _BLOCK_FLOATS = 1 << 26  # of one layer's attention that is in memory at once
 _MAX_HEADS = 128
 
@@ -29,14 +29,13 @@ class AttentionSinks:
     """Shares of attention, the mean over the rows that follow a chunk's initial tokens.
 
     Attributes:
-        num_initial: how many tokens count as initial. num_rows: how many rows follow them.
+        num_rows: how many rows follow the initial tokens.
         initial_share: float64 [layers, heads], what the initial tokens draw together.
         dummy_share: float64 [layers, heads], what the dummy tokens before the chunk draw (they are not in the object).
         share_by_offset: float64 [layers, heads, offsets], what each of the chunk's first tokens draws.
         uniform_share: what the initial tokens would draw of rows that attend uniformly.
     """
 
-    num_initial: int
     num_rows: int
     initial_share: NDArray[np.float64]
     dummy_share: NDArray[np.float64]
@@ -44,34 +43,29 @@ class AttentionSinks:
     uniform_share: float
 
 
-def attention_sinks(
-    model: Model, tokens: Sequence[int], dummies: Sequence[int] = (), num_initial: int = NUM_INITIAL
-) -> AttentionSinks:
+def attention_sinks(model: Model, tokens: Sequence[int], dummies: Sequence[int] = ()) -> AttentionSinks:
     """Prefill a chunk alone, after its dummy tokens, and measure what its rows attend to.
 
     Raises:
         InputError: no row follows the initial tokens. ModelError: a GGUF file.
     """
-    if not 1 <= num_initial < len(tokens):
-        raise InputError(
-            f"the first {num_initial} of {len(tokens)} tokens leave none after them; name fewer with --first"
-        )
+    if len(tokens) <= NUM_INITIAL:
+        raise InputError(f"the first {NUM_INITIAL} of {len(tokens)} tokens leave none after them")
     from pictool.runtime.activations import image_of_tokens
 
     _ = model.module  # raises for a GGUF file: llama.cpp shows no keys
     image = image_of_tokens(model, [*dummies, *tokens])
     offset, end = len(dummies), image.num_tokens
-    rows = np.arange(offset + num_initial, end)
-    num_columns = offset + min(max(NUM_OFFSETS, num_initial), len(tokens))
+    rows = np.arange(offset + NUM_INITIAL, end)
+    num_columns = offset + min(NUM_OFFSETS, len(tokens))
     mean = _sum_over_rows(image, rows, num_columns) / len(rows)
     by_offset = mean[..., offset:]
     return AttentionSinks(
-        num_initial=num_initial,
         num_rows=len(rows),
-        initial_share=by_offset[..., :num_initial].sum(-1),
+        initial_share=by_offset[..., :NUM_INITIAL].sum(-1),
         dummy_share=mean[..., :offset].sum(-1),
         share_by_offset=by_offset,
-        uniform_share=float((num_initial / (rows + 1)).mean()),
+        uniform_share=float((NUM_INITIAL / (rows + 1)).mean()),
     )
 
 

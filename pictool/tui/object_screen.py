@@ -164,7 +164,9 @@ class ObjectScreen(TextScreen):
 
     def _show_sinks(self, sinks: AttentionSinks) -> None:
         self.pic.attention_sinks[self.key] = sinks
-        drawn = f"the first {sinks.num_initial} tokens draw {100 * sinks.initial_share.mean():.1f} % of the attention"
+        from pictool.trace.attention_sinks import NUM_INITIAL
+
+        drawn = f"the first {NUM_INITIAL} tokens draw {100 * sinks.initial_share.mean():.1f} % of the attention"
         note = f"{drawn} of the {sinks.num_rows} behind ({100 * sinks.uniform_share:.1f} if all drew alike)"
         self.query_one("#sinks-note", Static).update(note)
         self.query_one("#sinks", RowTable).show_rows(sink_rows(sinks))

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from blake3 import blake3
-from hostile.surfaces.objects import Anatomy
 
 from commands.run import Objects, Outcome, flip, pic
 from pictool import reading
@@ -130,7 +129,7 @@ KINDS = [make_pipe, make_device, make_socket, make_directory, lambda: Path("/dev
 def test_what_is_no_file_is_refused_and_not_waited_for(make: Callable[[], Path], model: Path) -> None:
     path = make()
     for arguments in (
-        ("inspect", path), ("inspect", path, "--layers"), ("store", "pull", path), ("compile", path, "-m", model),
+        ("inspect", path), ("inspect", path, "--text"), ("store", "pull", path), ("compile", path, "-m", model),
         ("link", path, "-q", "why?", "-m", model),
     ):  # fmt: skip
         outcome = pic(*arguments)
@@ -226,20 +225,6 @@ def test_a_pipe_in_the_place_of_an_object_is_not_waited_for(model: Path, texts: 
     outcome = pic("inspect", done["key"])
     assert (outcome.code, outcome.out) == (1, "")
     assert done["key"] in error_of(outcome) and "named pipe" in error_of(outcome)
-
-
-def test_layers_with_numbers_that_are_not_finite_are_not_shown(model: Path, objects: Objects) -> None:
-    anatomy = Anatomy.of(objects.mine.read_bytes())
-    anatomy.parts["layers.002.key"] = b"\xff\xff\xff\xff" + anatomy.parts["layers.002.key"][4:]
-    Path("x.kvo").write_bytes(anatomy.build())
-    assert "x.kvo: layer 2 has numbers that are not finite" in error_of(pic("inspect", "x.kvo", "--layers", "--json"))
-
-
-def test_attention_of_tokens_that_are_not_the_objects_is_refused(model: Path, objects: Objects) -> None:
-    anatomy = Anatomy.of(objects.mine.read_bytes())
-    anatomy.parts["tokens"] = b"\xff\xff\xff\x7f" + anatomy.parts["tokens"][4:]
-    Path("x.kvo").write_bytes(anatomy.build())
-    assert "x.kvo: its key" in error_of(pic("inspect", "x.kvo", "--attention-sinks", "-m", model))
 
 
 def test_a_long_message_is_shortened_in_its_middle(model: Path) -> None:

@@ -20,7 +20,6 @@ from pictool.runtime.model import load_model
 from pictool.store.objects.format import ObjectFile, ObjectMeta, canonical, metadata_of, seal, tensor_entries
 from pictool.store.store import Store
 from pictool.trace.analysis import analyse_trace
-from pictool.trace.attention_sinks import attention_sinks
 from pictool.trace.format import read_trace, write_trace
 
 FIELDS = [
@@ -213,15 +212,12 @@ def test_controls_in_a_trace_do_not_steer_the_terminal(by_hand: Path) -> None:
 # With the model
 
 
-def test_attention_and_sinks_are_those_of_the_library(traces: Traces, model: Path) -> None:
+def test_attention_is_that_of_the_library(traces: Traces, model: Path) -> None:
     path = traces("naive")
     shown = pic(
         "inspect",
         path,
         "--attention",
-        "--attention-sinks",
-        "--first",
-        2,
         "--against",
         "full",
         "--store",
@@ -233,8 +229,6 @@ def test_attention_and_sinks_are_those_of_the_library(traces: Traces, model: Pat
     np.testing.assert_allclose(shown["attention"]["share"], analysis.attention.share(), rtol=1e-9)
     np.testing.assert_allclose(np.sum(shown["attention"]["share"], 1), 1, atol=1e-5)
     assert [row["position"] for row in shown["attention"]["rows"]] == analysis.attention.positions.tolist()
-    np.testing.assert_allclose(shown["sink_profile"]["drawn"], analysis.attention.initial_share(2).mean(2), rtol=1e-9)
-    assert shown["sink_profile"]["first"] == 2
     np.testing.assert_allclose(shown["against"]["value"], analysis.deviation.kv.value, rtol=1e-6)
     np.testing.assert_allclose(shown["against"]["attention_gained"], analysis.deviation.attention.gained, atol=1e-9)
     assert [one["kl"] for one in shown["against"]["generated"]] == pytest.approx(
@@ -247,7 +241,6 @@ def test_what_is_printed_is_what_json_says(traces: Traces) -> None:
     path = traces("blend")
     options = (
         path,
-        "--attention-sinks",
         "--attention",
         "--layer",
         1,
@@ -259,9 +252,6 @@ def test_what_is_printed_is_what_json_says(traces: Traces) -> None:
         "st",
     )
     shown, found = pic("inspect", *options), pic("inspect", *options, "--json").json
-    drawn = 100 * np.mean(found["sink_profile"]["drawn"], (0, 1))
-    rows = section(shown, "% of the attention of tail and answer")[1:]
-    assert [row.split()[1] for row in rows] == [f"{x:.1f}" for x in (*drawn, drawn[1:].sum())]
     share = np.mean(found["attention"]["share"], 0)
     best = [row.split()[-1] for row in section(shown, "tokens that draw most")[1:]]
     assert best == [f"{100 * x:.2f}" for x in -np.sort(-share[: found["tokens"]["prompt"]])[:10]]
@@ -272,34 +262,12 @@ def test_what_is_printed_is_what_json_says(traces: Traces) -> None:
     assert found["attention"]["layers"] == [1] and "layer 1, head 2" in shown.out
 
 
-def test_the_sink_of_an_object(objects: Objects, model: Path) -> None:
-    found = pic("inspect", objects.mine, "--attention-sinks", "--first", 3, "-m", model, "--json").json["sink_profile"]
-    with ObjectFile(objects.mine) as file:
-        sinks = attention_sinks(load_model(str(model)), file.tokens().tolist(), num_initial=3)
-    np.testing.assert_allclose(found["share"], sinks.initial_share, rtol=1e-6)
-    shown = pic("inspect", objects.mine, "--attention-sinks", "--first", 3, "-m", model)
-    grid = section(shown, "% of attention: the first 3 tokens")
-    assert grid[0].startswith(
-        f"{100 * sinks.initial_share.mean():.1f} on the mean; {100 * sinks.uniform_share:.1f} if all"
-    )
-    assert [row.split()[2:] for row in grid[2:]] == [[f"{100 * x:.1f}" for x in row] for row in sinks.initial_share]
-
-
-def test_layers_of_an_object(objects: Objects) -> None:
-    found = pic("inspect", objects.mine, "--layers", "--json").json["layer_stats"]
-    rows = [row.split() for row in section(pic("inspect", objects.mine, "--layers"), "layers: L2 norm")[1:]]
-    assert [row[-5:-1] for row in rows[::2]] == [
-        [f"{one['key'][name]:.3g}" for name in ("mean_norm", "first_norm", "min", "max")] for one in found
-    ]  # fmt: skip
-
-
 def test_another_model_is_refused(traces: Traces, objects: Objects) -> None:
-    """By traces and by objects, in one line that names both sides."""
+    """In one line that names both sides."""
     other = objects.mine.parent / "other"
     for arguments in (
         (traces("lego"), "--attention"),
         (traces("lego"), "--against", "full"),
-        (objects.mine, "--attention-sinks"),
     ):
         outcome = pic("inspect", *arguments, "-m", other, "--store", "st")
         assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
@@ -330,7 +298,7 @@ def test_a_store_that_changes_underneath(traces: Traces) -> None:
         (("OBJECT", "--against", "full"), "not a trace; --attention"),
         (("TRACE", "--against", "naive"), "must be full"),
         (("TRACE", "--head", 1), "--layer and --head need --attention"),
-        (("TRACE", "--first", 1), "--first needs --attention-sinks"),
+        (("OBJECT", "--layers"), "not a trace"),
     ],
 )
 def test_options_that_make_no_sense(arguments: Any, message: str, by_hand: Path, objects: Objects) -> None:

@@ -103,7 +103,7 @@ doctor --algo none
 doctor --engine none
 doctor -m ./none
 doctor -m embeded
-doctor -o .
+doctor -o x
 """
 PROGRAM = """
 import json, sys

@@ -19,7 +19,7 @@ def test_every_terminal_shows_the_same_numbers(
     kind: str, columns: int, traces: Traces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = traces("blend")
-    more = (path, "--attention-sinks", "--attention", "--against", "full", "--store", "st")
+    more = (path, "--attention", "--against", "full", "--store", "st")
     plain = pic("inspect", *more)
     monkeypatch.setenv("COLUMNS", str(columns))
     if kind != "pipe":
@@ -34,7 +34,6 @@ def test_every_terminal_shows_the_same_numbers(
     assert max(map(len, text.splitlines())) <= columns
     assert ("38;2;" in shown.out) == (kind == "color")
     for title in (
-        "% of the attention of tail",
         "tokens that draw most",
         "against full, by layer",
         "by generated token",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as known
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import torch
 from commands.run import pic
 from subjects import subject
 
-from pictool.doctor import surroundings
 from pictool.doctor.answers import AnswerCheck, examine_answers
 from pictool.doctor.surroundings import examine_surroundings
 from pictool.doctor.verdict import DoctorReport, Verdict, VerdictStatus
@@ -35,27 +32,8 @@ def test_what_is_found(store: Store) -> None:
     assert report.of("versions").values["torch"] == torch.__version__
     assert report.of("disk").values["free_bytes"] > 0
     assert report.of("store").status is VerdictStatus.NOTE and "does not exist yet" in report.of("store").text
-    assert report.of("pic serve").status is VerdictStatus.OK
     store.root.mkdir(parents=True)
     assert report != look(store) and look(store).of("store").values == {"objects": 0, "bytes": 0}
-
-
-def test_what_is_missing_is_told_with_what_installs_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    def version(name: str) -> str:
-        if name in ("fastapi", "blake3", "vllm"):
-            raise PackageNotFoundError(name)
-        return "0.1" if name == "textual" else known(name)
-
-    monkeypatch.setattr(surroundings, "version", version)
-    report = look(store)
-    assert (
-        report.of("packages").status is VerdictStatus.FAILED and "blake3 is not installed" in report.of("packages").text
-    )
-    assert report.of("pic serve").status is VerdictStatus.NOTE
-    assert report.of("pic serve").text == "fastapi is not installed; pip install 'pictool[serve]'"
-    assert report.of("pic tui").text == "textual 0.1 is installed, <9,>=8 is needed; pip install 'pictool[tui]'"
-    assert "pip install 'vllm==0.32.*'" in report.of("vLLM (--engine vllm)").text
 
 
 def test_what_is_asked_for_and_not_there_fails(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,12 +91,10 @@ def test_answers_that_are_not_finite_fail(store: Store, monkeypatch: pytest.Monk
 
 
 def test_the_command_reports_and_its_exit_code_judges(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = pic("doctor", "-m", model_dir, "--algo", "naive", "-o", "report.json", "--store", "st")
+    done = pic("doctor", "-m", model_dir, "--algo", "naive", "--store", "st")
     assert done.code == 0, done.out
     assert "  ok       layer 0 is exact: " in done.out and "  note     naive: KL to full recompute" in done.out
-    report = json.loads(Path("report.json").read_text())
-    assert report["is_good"] and {verdict["status"] for verdict in report["verdicts"]} <= {"ok", "note"}
-    assert not Path("st").exists()
+    assert done.code == 0 and "  failed " not in done.out and not Path("st").exists()
     monkeypatch.setattr("pictool.runtime.memory.image.Image.append", lambda *_: torch.zeros(320))
     broken = pic("doctor", "-m", model_dir, "--algo", "naive", "--json", "--store", "st")
     assert broken.code == 1 and not json.loads(broken.out)["is_good"]

@@ -42,29 +42,28 @@ def sink_model(score: float) -> Model:
 
 
 def test_a_model_that_attends_evenly_draws_what_chance_does() -> None:
-    sinks = attention_sinks(sink_model(0.0), TOKENS, num_initial=4)
+    sinks = attention_sinks(sink_model(0.0), TOKENS)
     expected = np.mean([4 / (i + 1) for i in range(4, 40)])
     assert sinks.num_rows == 36 and sinks.uniform_share == pytest.approx(expected)
     assert sinks.initial_share.tolist() == [[pytest.approx(expected, abs=1e-6)]]
     assert sinks.share_by_offset[0, 0, 0] == pytest.approx(np.mean([1 / (i + 1) for i in range(4, 40)]), abs=1e-6)
 
 
-@pytest.mark.parametrize("first", [1, 4, 20])
-def test_the_share_of_a_model_with_a_sink_is_known(first: int) -> None:
+def test_the_share_of_a_model_with_a_sink_is_known() -> None:
     """One SINK at the start: row i gives it e³ / (e³ + i), and 1 / (e³ + i) to each other."""
-    sinks = attention_sinks(sink_model(SCORE), [SINK, *[OTHER] * 29], num_initial=first)
-    rows, weight = np.arange(first, 30), math.exp(SCORE)
-    assert sinks.initial_share[0, 0] == pytest.approx(np.mean((weight + first - 1) / (weight + rows)), abs=1e-5)
+    sinks = attention_sinks(sink_model(SCORE), [SINK, *[OTHER] * 29])
+    rows, weight = np.arange(4, 30), math.exp(SCORE)
+    assert sinks.initial_share[0, 0] == pytest.approx(np.mean((weight + 3) / (weight + rows)), abs=1e-5)
     assert sinks.share_by_offset[0, 0, 0] == pytest.approx(np.mean(weight / (weight + rows)), abs=1e-5)
-    assert sinks.share_by_offset.shape == (1, 1, max(NUM_OFFSETS, first)) and not sinks.dummy_share.any()
+    assert sinks.share_by_offset.shape == (1, 1, NUM_OFFSETS) and not sinks.dummy_share.any()
 
 
 def test_dummies_that_are_the_sink_take_it_from_the_chunk() -> None:
     """LegoLink-0: two SINKs before the chunk, not in the object, draw what its first token would draw."""
-    sinks = attention_sinks(sink_model(SCORE), [OTHER] * 30, dummies=[SINK, SINK], num_initial=1)
-    rows, weight = np.arange(1, 30), math.exp(SCORE)
+    sinks = attention_sinks(sink_model(SCORE), [OTHER] * 30, dummies=[SINK, SINK])
+    rows, weight = np.arange(4, 30), math.exp(SCORE)
     assert sinks.dummy_share[0, 0] == pytest.approx(np.mean(2 * weight / (2 * weight + rows + 1)), abs=1e-5)
-    assert sinks.initial_share[0, 0] == pytest.approx(np.mean(1 / (2 * weight + rows + 1)), abs=1e-5)
+    assert sinks.initial_share[0, 0] == pytest.approx(np.mean(4 / (2 * weight + rows + 1)), abs=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -72,7 +71,7 @@ def test_it_is_what_transformers_attentions_give(architecture: str, monkeypatch:
     """Blocks of a few rows, and dummy tokens before the chunk."""
     monkeypatch.setattr("pictool.trace.attention_sinks._BLOCK_FLOATS", 7 * 43 * _MAX_HEADS)
     dummies = [0, 0, 0]
-    sinks = attention_sinks(subject(architecture).model, TOKENS, dummies, num_initial=4)
+    sinks = attention_sinks(subject(architecture).model, TOKENS, dummies)
     with torch.no_grad():
         attentions = (
             subject(architecture).reference(torch.tensor([[*dummies, *TOKENS]]), output_attentions=True).attentions
@@ -84,9 +83,8 @@ def test_it_is_what_transformers_attentions_give(architecture: str, monkeypatch:
     np.testing.assert_allclose(sinks.dummy_share, rows[..., :3].sum(-1), atol=1e-5)
 
 
-@pytest.mark.parametrize("first", [0, 3, 40])
-def test_rows_must_follow_the_initial_tokens(first: int) -> None:
-    with pytest.raises(InputError, match=rf"the first {first} of 3 tokens"):
-        attention_sinks(subject("llama").model, TOKENS[:3], num_initial=first)
+def test_rows_must_follow_the_initial_tokens() -> None:
+    with pytest.raises(InputError, match="of 4 tokens"):
+        attention_sinks(subject("llama").model, TOKENS[:4])
     with pytest.raises(InputError, match="reads from 1 to"):
         attention_sinks(subject("llama").model, TOKENS * 20)

@@ -187,7 +187,7 @@ def make_sinks(seed: int = 0) -> AttentionSinks:
     """Attention sinks of random numbers: 2 layers, 3 heads, 5 tokens, 2 of them initial."""
     draw = np.random.default_rng(seed)
     by_offset = draw.dirichlet(np.ones(6), size=(2, 3))
-    return AttentionSinks(2, 3, by_offset[..., :2].sum(-1), by_offset[..., 5], by_offset[..., :5], 0.4)
+    return AttentionSinks(3, by_offset[..., :2].sum(-1), by_offset[..., 5], by_offset[..., :5], 0.4)
 
 
 def put_object(

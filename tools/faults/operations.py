@@ -88,7 +88,7 @@ OPERATIONS = [
     Operation("prefix-stored", "link a.txt b.txt --algo prefix --store chained"),
     Operation("converse", "converse st model --turns 3"),
     Operation("converse-kept", "converse chained model --turns 3"),
-    Operation("inspect-object", "inspect {a} a.kvo --layers"),
+    Operation("inspect-object", "inspect {a} a.kvo --text"),
     Operation("inspect-trace", "inspect naive.trace"),
     Operation("inspect-against", "inspect naive.trace --against full"),
     Operation("diff", "inspect naive.trace lego.trace --diff"),

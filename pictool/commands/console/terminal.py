@@ -24,7 +24,6 @@ from pictool.escapes import unguarded, visible_lines
 from pictool.trace.heatmap import ASCII_RAMP, bin_columns, color_step, color_style, tick_labels
 from pictool.trace.labels import short
 
-NUM_OFFSETS = 12  # places of a chunk that are shown as numbers, in 80 columns
 _LABEL_WIDTH = 12
 _GAP = 2  # columns between those of a table
 _ANY_WIDTH = 1 << 16
@@ -104,31 +103,13 @@ def _legend(screen: Console, high: float, more: str) -> Text:
     return line.append(f" {high:.3g}" + (f"   {more}" if more else ""))
 
 
-def _cell(screen: Console, value: float, text: str = " ") -> Text:
-    """Return one cell of a value from 0 to 1; without colour, a blank text becomes a character of the ramp."""
+def _cell(screen: Console, value: float) -> Text:
+    """Return one cell of a value from 0 to 1; without colour it is a character of the ramp."""
     if np.isnan(value):
-        return Text(text)
+        return Text(" ")
     if not has_color(screen):
-        return Text(ASCII_RAMP[color_step(value)] * len(text) if text.isspace() else text)
-    return Text(text, style=color_style(value))
-
-
-def percent_grid(screen: Console, values: Numbers, rows: Sequence[str], column: str) -> None:
-    """Draw shares [rows, columns] as percent on coloured cells; as a heat map if they do not fit."""
-    room = (screen.width - max(map(len, rows)) - 1) // 5
-    if values.shape[1] > room:
-        heat_map(screen, values, rows, range(0, values.shape[1], 8))
-        return
-    high = float(np.nanmax(values)) or 1.0
-    indent = max(map(len, rows))
-    head = "".join(f"{f'{column}{i}':>5}" for i in range(values.shape[1]))
-    screen.print(Text(" " * (indent + 1) + head, style="dim"), no_wrap=True)
-    for name, row in zip(rows, values, strict=True):
-        line = Text(name.rjust(indent) + " ")
-        for value in row:
-            text = "    -" if np.isnan(value) else f"{100 * value:5.1f}"
-            line.append_text(_cell(screen, float(value / high), text))
-        screen.print(line, no_wrap=True)
+        return Text(ASCII_RAMP[color_step(value)])
+    return Text(" ", style=color_style(value))
 
 
 def bars(screen: Console, items: Sequence[tuple[str, float, str]], high: float | None = None) -> None:
@@ -198,7 +179,3 @@ class LabelledTable:
         for row in self._rows:
             part.add_row(row[0], *(row[column] for column in columns))
         return part
-
-
-def first_tokens(count: int) -> str:
-    return "the first token" if count == 1 else f"the first {count} tokens"

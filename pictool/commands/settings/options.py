@@ -14,7 +14,6 @@ from typer.core import TyperCommand
 
 from pictool.commands.console.errors import UsageError, fail, reports_errors
 from pictool.commands.console.verbosity import note
-from pictool.commands.settings.completion import complete_algo, complete_key, complete_model
 from pictool.commands.settings.salt import MAKE_ONE, is_weak
 from pictool.commands.settings.settings import Settings, read_settings
 from pictool.commands.settings.types import parse_algo
@@ -33,9 +32,6 @@ _HEADINGS = (
     "Arguments", OPTIONS, PROMPT, DATASET, POLICY, ANSWER, SECTIONS, ANALYSIS, COMPILING, BATCH, CLUSTER, OUTPUT,
     MODEL, STORE,
 )  # fmt: skip
-# What the shell completes, by the option or the argument's metavar
-_OPTION_VALUES = {"--algo": complete_algo, "--allow": complete_algo, "-m": complete_model}
-_ARGUMENT_VALUES = {"KEY": complete_key, "DOCUMENT": complete_key}
 SPECS = "NAME, NAME-NUMBER or NAME:FIELD=VALUE[,VALUE...]; repeatable. A wrong name lists all."
 
 
@@ -52,7 +48,8 @@ def option(
         more: as of `typer.Option`.
     """
     listed = names.split(", ")
-    more = {"autocompletion": _OPTION_VALUES.get(listed[0])} | more
+    if listed[0] in ("--algo", "--allow"):
+        more["autocompletion"] = _policy_names
     if type is not None:
 
         def parse(value: Any) -> Any:
@@ -62,9 +59,15 @@ def option(
     return typer.Option(*listed, metavar=metavar, help=help, rich_help_panel=heading, **more)
 
 
-def argument(metavar: str, help: str, **more: Any) -> Any:
-    more = {"autocompletion": _ARGUMENT_VALUES.get(metavar)} | more
-    return typer.Argument(metavar=metavar, help=help, **more)
+def _policy_names(incomplete: str) -> list[str]:
+    """What the shell offers for a policy. For all other values it offers files."""
+    from pictool.linker.policies import policies
+
+    return [name for name in policies() if name.startswith(incomplete)]
+
+
+def argument(metavar: str, help: str) -> Any:
+    return typer.Argument(metavar=metavar, help=help)
 
 
 JsonOption = Annotated[bool, option("--json", None, "Print the report as JSON.", OUTPUT)]

@@ -42,25 +42,11 @@ def trace_json(path: str, trace: Trace, counts: TraceCounts, has_text: bool) -> 
 def analysis_json(trace: Trace, analysis: TraceAnalysis, options: InspectOptions) -> dict[str, Any]:
     """Return the parts of an analysis that the options name."""
     parts: dict[str, Any] = {}
-    if analysis.attention is not None and options.attention_sinks:
-        parts["sink_profile"] = _attention_sinks(analysis.attention, options.num_initial)
-    if analysis.attention is not None and options.attention:
+    if analysis.attention is not None:
         parts["attention"] = _attention(trace, analysis.attention, options)
     if analysis.deviation is not None:
         parts["against"] = _deviation(analysis.deviation, analysis.choices)
     return parts
-
-
-def _attention_sinks(attention: AttentionMap, num_initial: int) -> dict[str, Any]:
-    from pictool.trace.attention_sinks import NUM_OFFSETS
-
-    by_offset = attention.share_by_offset(NUM_OFFSETS)
-    return {
-        "first": num_initial, "layers": attention.layers,
-        "drawn": attention.initial_share(num_initial).mean(2).tolist(),
-        "if_even": attention.uniform_initial_share(num_initial).mean(0).tolist(),
-        "by_offset": [[None if x != x else x for x in row] for row in by_offset.tolist()],
-    }  # fmt: skip
 
 
 def _attention(trace: Trace, attention: AttentionMap, options: InspectOptions) -> dict[str, Any]:

@@ -20,22 +20,13 @@ class InspectOptions:
         option(
             "--layers",
             None,
-            "Objects: norms and ranges of K and V per layer. Traces: tokens computed per layer.",
+            "Traces: tokens computed per layer.",
             SECTIONS,
         ),
     ] = False
     text: Annotated[
         bool, option("--text", None, "The whole text; of traces with the computed tokens marked.", SECTIONS)
     ] = False
-    attention_sinks: Annotated[
-        bool,
-        option(
-            "--attention-sinks", None, "Share of attention that the first tokens draw, per layer and head.", ANALYSIS
-        ),
-    ] = False
-    first: Annotated[
-        Optional[int], option("--first", "N", "With --attention-sinks: how many tokens are first (4).", ANALYSIS, min=1)
-    ] = None
     attention: Annotated[
         bool, option("--attention", None, "Traces: attention of tail and answer over the prompt.", ANALYSIS)
     ] = False
@@ -61,15 +52,4 @@ class InspectOptions:
     def sections(self) -> tuple[str, ...]:
         """The sections that are asked for, without those that need a model; all if none at all is asked for."""
         asked = tuple(name for name in _NAMED if getattr(self, name))
-        return asked if asked or self.needs_attention or self.against else _SECTIONS
-
-    @property
-    def needs_attention(self) -> bool:
-        return self.attention or self.attention_sinks
-
-    @property
-    def num_initial(self) -> int:
-        """How many tokens of a part count as initial."""
-        from pictool.trace.attention_sinks import NUM_INITIAL
-
-        return self.first or NUM_INITIAL
+        return asked if asked or self.attention or self.against else _SECTIONS

@@ -14,14 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from pictool.commands.console.terminal import (
-    NUM_OFFSETS,
     bars,
-    first_tokens,
     has_color,
     heading,
     heat_map,
     open_screen,
-    percent_grid,
     table,
 )
 from pictool.escapes import visible, visible_lines
@@ -128,26 +125,6 @@ def _mark(screen: Console, text: str, count: int, num_layers: int) -> Text:
     if has_color(screen):
         return Text(text, style=color_style(count / num_layers))
     return Text(f"[{text}]" + ("" if count == num_layers else str(count)))
-
-
-def show_attention_sinks(trace: Trace, attention: AttentionMap, num_initial: int) -> None:
-    """Show what the initial tokens of the head and of each chunk draw of the tail's and the answer's attention."""
-    screen = open_screen()
-    drawn = attention.initial_share(num_initial)  # [layers, heads, rows, parts]
-    uniform = attention.uniform_initial_share(num_initial).mean(0)  # [parts]
-    heading(screen, f"% of the attention of tail and answer: {first_tokens(num_initial)} of each part")
-    mean, by_layer = drawn.mean((0, 1, 2)), drawn.mean((1, 2))
-    rows = [
-        [name, *(f"{100 * x:.1f}" for x in (mean[i], uniform[i])), str(attention.layers[int(by_layer[:, i].argmax())])]
-        for i, name in enumerate(["head", *(str(i + 1) for i in range(len(trace.chunks)))])
-    ]
-    chunks = [f"{100 * x[1:].sum():.1f}" for x in (mean, uniform)]
-    screen.print(table(["part", "drawn", "if even", "most at layer"], [*rows, ["chunks", *chunks, ""]]))
-    names = [f"layer {layer}" for layer in attention.layers]
-    heading(screen, f"% of attention: {first_tokens(num_initial)} of all chunks, by layer and head")
-    percent_grid(screen, drawn[..., 1:].sum(-1).mean(2), names, "h")
-    heading(screen, "% of attention: one token of a chunk, by its place (mean of chunks, heads)")
-    percent_grid(screen, attention.share_by_offset(NUM_OFFSETS), names, "t")
 
 
 def show_attention(trace: Trace, attention: AttentionMap, layer: int | None, head: int | None) -> None:

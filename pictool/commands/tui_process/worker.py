@@ -67,13 +67,16 @@ class TuiWorker:
         return analyse_trace(model, self._store, trace, name, on_compile=self._compiled)
 
     def attention_sinks(self, key: str) -> AttentionSinks:
-        from pictool.commands.inspect import sinks_of
-        from pictool.trace.attention_sinks import NUM_INITIAL
+        from pictool.trace.attention_sinks import attention_sinks
 
         with self._store.peek(key) as file:
             model = self._open(None, self._settings.option("dtype") or file.meta.target.dtype)
             self._say("note", f"reading its {file.meta.num_tokens} tokens alone")
-            return sinks_of(file, model, NUM_INITIAL)
+            file.meta.require(model.target, str(file.path))
+            file.meta.require_dummy(model.bos_id, file.name)
+            file.require_key(file.meta.key)
+            dummies = [] if model.bos_id is None else [model.bos_id] * file.meta.sinks
+            return attention_sinks(model, file.tokens().tolist(), dummies)
 
     def pieces(self, key: str) -> tuple[str, ...]:
         """Decode an object's tokens. Any model with its tokenizer will do, and no weights are loaded.

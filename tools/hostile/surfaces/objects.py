@@ -453,7 +453,6 @@ def check_json(arguments: tuple[object, ...]) -> Check:
 
 
 OF_ATTENTION: tuple[Make, ...] = (  # refused for a hybrid
-    command("inspect", "a.kvo", "--attention-sinks", "--json", with_model=True),
     command("plan", "a.kvo", "b.txt", with_model=True),
     command("plan", "KEY", "--json", with_model=True),
     linked("--algo", "cacheblend-30"),
@@ -479,9 +478,9 @@ COMMANDS: tuple[Make, ...] = (
     command("store", "gc", "KEY", "--force"),
     command("store", "pull", "KEY", "--remote", "far"),
     command("inspect", "KEY"),
-    command("inspect", "KEY", "--layers", "--text", "--json"),
+    command("inspect", "KEY", "--text", "--json"),
     command("inspect", "a.kvo"),
-    command("inspect", "a.kvo", "--layers"),
+    command("inspect", "a.kvo", "--text"),
     command("compile", "a.txt", with_model=True),
     command("compile", "a.txt", "--force", with_model=True),
     linked(),

@@ -160,7 +160,7 @@ class Traces(Surface):
             ("inspect", "a.trace", "b.trace"),
             ("inspect", "a.trace", "--attention", *model),
             ("inspect", "a.trace", "--against", "full", *model),
-            ("inspect", "a.trace", "--attention-sinks", "--json", *model),
+            ("inspect", "a.trace", "--attention", "--json", *model),
             ("inspect", "a.trace", "--plot", "x.svg"),
             ("inspect", "a.trace", "--against", "full", "--json", "--store", "st"),
             ("link", "a.trace", "-q", "x", *model),
