@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Optional
 from pictool.commands.console.errors import of_command_line
 from pictool.commands.console.outputs import output_path, print_json, write_json
 from pictool.commands.console.verbosity import waiting
-from pictool.commands.settings.engine import engine_name, find_engine
-from pictool.commands.settings.options import OUTPUT, POLICY, SPECS, EngineOption, JsonOption, command, make_app, option
+from pictool.commands.settings.options import OUTPUT, POLICY, SPECS, JsonOption, command, make_app, option
 from pictool.commands.settings.resources import quiet_libraries
 from pictool.commands.settings.settings import Settings
-from pictool.errors import InputError
 from pictool.escapes import visible
 
 if TYPE_CHECKING:
@@ -24,7 +22,6 @@ app = make_app()
 @command(app, "doctor", "model", "device", "dtype", "store")
 def run_doctor(
     settings: Settings,
-    engine: EngineOption = None,
     algo: Annotated[Optional[list[str]], option("--algo", "SPEC", f"Policy: {SPECS}", POLICY)] = None,
     output: Annotated[
         Optional[str], option("-o, --output", "FILE", "Write the report to a file (JSON).", OUTPUT)
@@ -39,7 +36,6 @@ def run_doctor(
     \b
       pic doctor
       pic doctor -m ~/models/llama --device cuda --json
-      pic doctor -m ~/models/llama --engine vllm
     """
     if output is not None:
         output_path("-o", output, [])
@@ -48,13 +44,12 @@ def run_doctor(
 
     with of_command_line():
         parse_repeatable(algo or ())
-    engine = _engine_name(engine, settings.model)
     require_name(settings.model)
     with waiting("loading transformers"):
         quiet_libraries()
         from pictool.doctor.examine import POLICIES, Examination, examine
 
-    examination = Examination(settings.model, settings.device, settings.dtype, settings.store, engine, algo or POLICIES)
+    examination = Examination(settings.model, settings.device, settings.dtype, settings.store, algo or POLICIES)
     report = examine(examination, (lambda _: None) if as_json else _Printer().print)
     if output is not None:
         write_json(output, report.report())
@@ -62,14 +57,6 @@ def run_doctor(
         print_json(report.report())
     if not report.is_good:
         sys.exit(1)
-
-
-def _engine_name(name: str | None, model: str | None) -> str:
-    """The engine's name. One that is not installed is a verdict, and no reason to look at nothing."""
-    try:
-        return find_engine(name, model=model).name
-    except InputError:
-        return engine_name(name, model)
 
 
 class _Printer:

@@ -131,7 +131,7 @@ def _problem(requirement: Requirement) -> str | None:
 
 def _vllm() -> Verdict:
     """vLLM of the version whose classes the connector works with."""
-    feature = "vLLM (--engine vllm)"
+    feature = "vLLM (pic serve --engine vllm)"
     try:
         found = version("vllm")
     except PackageNotFoundError:
