@@ -32,7 +32,6 @@ from pictool.engines.vllm.request import (
     is_proof,
     parse_request,
 )
-from pictool.engines.vllm.scheduler.costs import LinkCosts
 from pictool.engines.vllm.scheduler.planning import Planner
 from pictool.errors import PicError
 from pictool.linker.grid import label_of
@@ -76,7 +75,6 @@ class MetricCounts:
 
     linked: int = 0
     failed: int = 0
-    declined: int = 0
     reused_tokens: float = 0.0
     shared_tokens: int = 0
     recomputed_tokens: float = 0.0
@@ -117,7 +115,6 @@ class _Link:
     report: LinkReport
     started: float
     is_fresh: bool = False  # nothing of it comes from vLLM's own cache
-    is_named: bool = False  # the request names its objects
     planned: PromptPlan | None = None  # once it has the salt of its plan
     num_external: int = 0  # tokens that its job loads or computes
     is_loaded: bool = False
@@ -147,7 +144,7 @@ class SchedulerSide:
         self._planner, self._settings = planner, settings
         self._planners: dict[int, Planner] = {}  # by the id of an adapter
         self._making = threading.Lock()
-        self._salts, self._counts, self._costs = SaltFactory(), MetricCounts(), LinkCosts()
+        self._salts, self._counts = SaltFactory(), MetricCounts()
         self._links: dict[str, _Link] = {}  # by request id
         self._compiles: dict[str, _Compile] = {}
         self._reports: dict[str, LinkReport] = {}  # of requests that are neither any more
@@ -230,8 +227,6 @@ class SchedulerSide:
         self._throttle.note(not num_tokens)
         self._patience_s = 0.0 if num_tokens else PLAN_WAIT_S
         jobs, self._jobs = self._jobs, []
-        is_linking = any(link.num_external and not link.is_loaded for link in self._links.values())
-        self._costs.begin_step(num_tokens, is_linking)
         return jobs
 
     def finish_jobs(self, outcomes: dict[str, JobResult]) -> None:
@@ -286,7 +281,7 @@ class SchedulerSide:
         planning = threads.submit(self._plan, request, parsed, tokens, client_salt, deadline)
         limit = None if parsed.policy.needs.runs_model else deadline  # a second model takes the time that it takes
         link = _Link(request, client_salt, own_salt, planning, limit, report, time.perf_counter())
-        link.is_fresh, link.is_named = parsed.fresh, parsed.objects is not None
+        link.is_fresh = parsed.fresh
         self._links[request.request_id] = link
         if self._is_done(planning):
             self._take_plan(link)
@@ -345,25 +340,10 @@ class SchedulerSide:
         if num_computed >= plan.num_context:
             report.state = "cached" if report.state == "waiting" else report.state
             return 0
-        if self._declines(link, num_computed):
-            return None  # blocks must be looked for again, as of an ordinary request
         if num_computed and link.planned.rows is None:  # a policy that narrows needs the whole prompt
             _set_salt(link.request, self._salts.unique())
             return None
         return plan.num_context - num_computed
-
-    def _declines(self, link: _Link, num_computed: int) -> bool:
-        """Whether a request that named no object is computed instead, since its link would take longer."""
-        if not self._settings.decline or link.is_named or link.is_loaded or num_computed:
-            return False
-        if not self._costs.declines(link.report.policy, link.report.context):
-            return False
-        _set_salt(link.request, link.own_salt)
-        self._drop(link.request.request_id)
-        link.report.state, link.report.problem = "exact", "links of this size take longer here than a prefill"
-        self._reports[link.request.request_id] = link.report
-        self._counts.declined += 1
-        return True
 
     def _num_to_compile(self, job: _Compile, num_computed: int) -> int | None:
         if not self._is_done(job.checking, job.deadline):
@@ -412,7 +392,6 @@ class SchedulerSide:
             return
         link.is_loaded = True
         self._counts.linked += 1
-        self._costs.linked(report.policy, link.num_external, outcome.load_s + outcome.recompute_s)
         self._counts.recomputed_tokens += outcome.recomputed
         self._counts.reused_tokens += reused
         self._counts.load_s.append(outcome.load_s)
@@ -450,8 +429,7 @@ class SchedulerSide:
 
     def _fail(self, name: str, report: LinkReport, problem: Problem) -> None:
         """The request is computed exactly: report it, count it, and warn."""
-        shown = problem.detail if self._settings.show_problems else problem.shown
-        report.state, report.problem, report.recomputed = "exact", shown, None
+        report.state, report.problem, report.recomputed = "exact", problem.shown, None
         self._reports[name] = report
         self._counts.failed += 1
         _log.warning("pic: request %s is computed exactly: %s", name, problem.detail)
