@@ -36,7 +36,7 @@ from pictool.recognition.matches import Match
 from pictool.runtime.model import Model
 from pictool.serve.admission import AdmissionControl, held
 from pictool.serve.backends.base import FULL, BackendSettings, EngineBackend, log
-from pictool.serve.backends.upstream.engine import LIKELY, UpstreamEngine, coarse_kl, completion_params
+from pictool.serve.backends.upstream.engine import UpstreamEngine, completion_params
 from pictool.serve.backends.upstream.replicas import Delta, Replicas, StreamEnd
 from pictool.serve.channel import Send, events_of
 from pictool.serve.check import judge
@@ -187,12 +187,12 @@ class UpstreamBackend(EngineBackend):
             yield VerificationEvent(await self._verify(work, prompt_layout, params, texts[0], tokens[0]))
 
     def _stream(
-        self, work: AnswerRequest, prompt_layout: PromptLayout, params: object, n: int, num_top: int | None = None
+        self, work: AnswerRequest, prompt_layout: PromptLayout, params: object, n: int
     ) -> AsyncGenerator[Delta | StreamEnd, None]:
         room = self.context_length - len(prompt_layout.tokens)
         completion = completion_params(
             self._base, work.sampling, self._most_tokens(work, room), {FIELD: params},
-            work.num_top if num_top is None else num_top, work.answer_format, n,
+            work.num_top, work.answer_format, n,
         )  # fmt: skip
         return self._replicas.complete(
             prompt_layout.tokens.tolist(), completion, work.tenant.salt, self._sizes(prompt_layout)
@@ -229,21 +229,15 @@ class UpstreamBackend(EngineBackend):
         self, work: AnswerRequest, prompt_layout: PromptLayout, params: object, text: str, tokens: Sequence[int]
     ) -> dict[str, Any]:
         """The first answer, linked by `params`, against full recompute with the same sampling; `kl` is `coarse_kl`."""
-        full = [
-            event async for event in self._stream(work, prompt_layout, False, 1, LIKELY) if isinstance(event, Delta)
-        ]
-        first = next(row for delta in full for row in delta.logprobs)
-        likely = {token: first[token] for token in sorted(first, key=lambda token: -first[token])[:LIKELY]}
-        engine = self._engine_of(work.tenant)
-        linked = await asyncio.to_thread(
-            engine.first_token, prompt_layout.tokens.tolist(), {FIELD: params} if params else None, likely
+        full = [event async for event in self._stream(work, prompt_layout, False, 1) if isinstance(event, Delta)]
+        kl, is_same = await asyncio.to_thread(
+            self._engine_of(work.tenant).first_token, prompt_layout.tokens.tolist(), {FIELD: params} if params else None
         )
         exact = "".join(delta.text for delta in full).strip(), [token for delta in full for token in delta.tokens]
         same = [a == b for a, b in zip(tokens, exact[1], strict=False)]
         return {
-            "answer": exact[0], "kl": coarse_kl(likely, linked), "answer_kl": None,
-            "same_answer": exact[0] == text.strip(), "same_first_token": max(likely, key=likely.__getitem__)
-            == max(linked, key=linked.__getitem__), "common_prefix": [*same, False].index(False),
+            "answer": exact[0], "kl": kl, "answer_kl": None, "same_answer": exact[0] == text.strip(),
+            "same_first_token": is_same, "common_prefix": [*same, False].index(False),
         }  # fmt: skip
 
     async def count(self, prompt: ChatPrompt, tenant: Tenant) -> int:

@@ -111,9 +111,7 @@ class UpstreamEngine(Engine):
 
     def compare(self, spec: Spec, answer: Answer, full: Answer) -> Comparison:
         """As every engine's. `kl` is `coarse_kl`, over the likely tokens of full recompute."""
-        likely, linked = self._likely(spec, None)
-        is_same = max(likely, key=likely.__getitem__) == max(linked, key=linked.__getitem__)
-        return compare_answers(answer, full, (coarse_kl(likely, linked), is_same))
+        return compare_answers(answer, full, self._first_of(spec, None))
 
     def answer_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Answer | PicError]]:
         """Answer specs side by side, in one batch of vLLM's. `decode_s` of an answer is that beside the others."""
@@ -131,22 +129,21 @@ class UpstreamEngine(Engine):
 
     def divergence(self, spec: Spec, on_compile: OnCompile) -> float:
         """KL(full ‖ linked) in nats of a prompt's first token, as `coarse_kl` has it."""
-        return coarse_kl(*self._likely(spec, on_compile))
+        return self._first_of(spec, on_compile)[0]
 
-    def first_token(
-        self, tokens: Sequence[int], params: Mapping[str, Any] | None, likely: Mapping[int, float]
-    ) -> Mapping[int, float]:
-        """The log-probabilities of the likely tokens at a prompt's first.
+    def first_token(self, tokens: Sequence[int], params: Mapping[str, Any] | None) -> tuple[float, bool]:
+        """A prompt's first token, linked, against that of full recompute: `coarse_kl`, and whether both are the same.
 
         Raises:
             InputError: it was not linked as the parameters say.
         """
+        likely, _ = self._first(tokens, completion_params(self.model, Sampling(), 1, None, LIKELY))
         completion = completion_params(self.model, Sampling(), 1, params, LIKELY)
         completion.fields["logprob_token_ids"] = list(likely)
-        found, report = self._first(tokens, completion)
+        linked, report = self._first(tokens, completion)
         if params is not None and (report or {}).get("state") not in ("linked", "cached"):
             raise InputError(f"a prompt was not linked ({(report or {}).get('problem')})")
-        return found
+        return coarse_kl(likely, linked), max(likely, key=likely.__getitem__) == max(linked, key=linked.__getitem__)
 
     def stop(self) -> None:
         """End what it does, from another thread: it raises `EngineStopped`."""
@@ -154,12 +151,9 @@ class UpstreamEngine(Engine):
         if sending is not None:
             sending.cancel()
 
-    def _likely(self, spec: Spec, on_compile: OnCompile | None) -> tuple[Mapping[int, float], Mapping[int, float]]:
-        """Log-probabilities of a prompt's first token, under full recompute and linked: of its likely tokens there."""
+    def _first_of(self, spec: Spec, on_compile: OnCompile | None) -> tuple[float, bool]:
         prompt = self._prepare(spec, on_compile)
-        tokens = prompt.layout.tokens.tolist()
-        likely, _ = self._first(tokens, completion_params(self.model, Sampling(), 1, None, LIKELY))
-        return likely, self.first_token(tokens, prompt.params, likely)
+        return self.first_token(prompt.layout.tokens.tolist(), prompt.params)
 
     def _first(
         self, tokens: Sequence[int], params: CompletionParams
