@@ -79,11 +79,11 @@ def test_codecs_and_engines_of_another_package(install: Path) -> None:
     install.write_text("[pictool.codecs]\nc = their_module:Copy\n[pictool.engines]\necho = their_module:Echo\n")
     codecs.cache_clear()
     assert codecs()["copy"].name == "copy" and "int8" in codecs()
-    assert engine_names() == ["echo", "llamacpp", "torch", "vllm"] and engine_class("echo").name == "echo"
+    assert engine_names() == ["echo", "llamacpp", "torch"] and engine_class("echo").name == "echo"
     install.write_text("[pictool.engines]\necho = their_module:Copy\nlost = no_such_module:Echo\n")
     for name, says in (("echo", "is no Engine with a name"), ("lost", "cannot be loaded")):
         with pytest.raises(PluginError, match=f"entry point {name} of pictool.engines: {says}"):
             engine_class(name)
     install.write_text("[pictool.engines]\necho = their_module:Echo\n")
-    with pytest.raises(InputError, match="engine 'onnx': must be echo or llamacpp or torch or vllm"):
+    with pytest.raises(InputError, match="engine 'onnx': must be echo or llamacpp or torch"):
         engine_class("onnx")

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Optional
 from pictool.commands.console.errors import of_command_line
 from pictool.commands.console.outputs import print_json
 from pictool.commands.console.verbosity import waiting
-from pictool.commands.settings.engine import engine_name, find_engine
-from pictool.commands.settings.options import POLICY, SPECS, EngineOption, JsonOption, command, make_app, option
+from pictool.commands.settings.options import POLICY, SPECS, JsonOption, command, make_app, option
 from pictool.commands.settings.resources import quiet_libraries
 from pictool.commands.settings.settings import Settings
-from pictool.errors import InputError
 from pictool.escapes import visible
 
 if TYPE_CHECKING:
@@ -24,7 +22,6 @@ app = make_app()
 @command(app, "doctor", "model", "device", "dtype", "store")
 def run_doctor(
     settings: Settings,
-    engine: EngineOption = None,
     algo: Annotated[Optional[list[str]], option("--algo", "SPEC", f"Policy: {SPECS}", POLICY)] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -36,33 +33,23 @@ def run_doctor(
     \b
       pic doctor
       pic doctor -m ~/models/llama --device cuda --json
-      pic doctor -m ~/models/llama --engine vllm
     """
     from pictool.linker.grid import parse_repeatable
     from pictool.runtime.model import require_name
 
     with of_command_line():
         parse_repeatable(algo or ())
-    engine = _engine_name(engine, settings.model)
     require_name(settings.model)
     with waiting("loading transformers"):
         quiet_libraries()
         from pictool.doctor.examine import POLICIES, Examination, examine
 
-    examination = Examination(settings.model, settings.device, settings.dtype, settings.store, engine, algo or POLICIES)
+    examination = Examination(settings.model, settings.device, settings.dtype, settings.store, algo or POLICIES)
     report = examine(examination, (lambda _: None) if as_json else _Printer().print)
     if as_json:
         print_json(report.report())
     if not report.is_good:
         sys.exit(1)
-
-
-def _engine_name(name: str | None, model: str | None) -> str:
-    """The engine's name. One that is not installed is a verdict, and no reason to look at nothing."""
-    try:
-        return find_engine(name, model=model).name
-    except InputError:
-        return engine_name(name, model)
 
 
 class _Printer:

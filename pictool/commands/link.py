@@ -172,13 +172,13 @@ def compare_policies(engine: Engine, spec: Spec, policies: Sequence[LabelledPoli
     from pictool.engines.base import compare_answers
     from pictool.linker.policies import BASELINE, make_policy
 
-    specs = [replace(spec, policy=labelled.policy) for labelled in policies]
+    specs = [replace(spec, policy=labelled.policy, is_fresh=True) for labelled in policies]
     for variant in specs:
         engine.require_supported(variant)
-    engine.warm_up(specs[0], note_compiled)
+    engine.warm_up(specs[0])
     for variant in specs:  # before any is timed, so that no run includes compiling
         engine.link(variant, on_compile=note_compiled)
-    full = engine.run(replace(spec, policy=make_policy(BASELINE)))
+    full = engine.run(replace(specs[0], policy=make_policy(BASELINE)))
     answers = [engine.run(variant) for variant in specs]
     return [replace(answer, compare=compare_answers(answer, full)) for answer in answers]
 

@@ -54,6 +54,7 @@ REMOVED: dict[str, str] = {
             **dict.fromkeys(("--temperature", "--top-p", "--seed", "--stop"), "answers are greedy; pic link samples"),
         }.items()
     },
+    "doctor --engine": "pic serve --engine vllm checks its answers at the start (--check), and so does --upstream",
     "diff": "use pic inspect A B --diff",
     "store show": "use pic inspect KEY, and pic store ls --json for the last use",
     "store stats": "use pic store ls --stats",

@@ -211,16 +211,19 @@ def run_serve(
       pic serve -m MODEL --upstream http://gpu1:8000 --upstream http://gpu2:8000
       pic serve -m MODEL --ray --replicas 4 --remote s3://bucket/pic
     """
-    from pictool.runtime.model import require_name
+    from pictool.engines import SERVED
+    from pictool.runtime.model import is_gguf, require_name
 
     require_installed()
     fleet.check({name: getattr(options, field) != getattr(ServeOptions(), field) for name, field in _ALONE}, settings)
-    is_vllm = engine_name(options.engine, settings.model) == "vllm"
+    is_vllm = options.engine == SERVED and not is_gguf(settings.model)
+    if not is_vllm:
+        engine_name(options.engine, settings.model)
     find_policy(options, settings)
     require_name(settings.model)
     check_upstream(options, fleet, settings)
     check_vllm(options, settings, fleet, is_vllm, more or [])
-    if fleet.ray is None:
+    if fleet.ray is None and not is_vllm:
         find_engine(options.engine, model=settings.model)  # replicas have theirs on their machines
     serve_here(options, fleet, settings, (more or []) if is_vllm else None)
 
@@ -269,6 +272,9 @@ def check_vllm(
     if fleet.ray is not None:
         raise UsageError("--engine vllm: cannot be used with --ray; start each vllm serve, and name it with --upstream")
     refuse_torch_only(options, settings, "--engine vllm", _TORCH_ONLY)
+    from pictool.engines.vllm.versions import require_vllm
+
+    require_vllm()
 
 
 def make_service(

@@ -16,6 +16,7 @@ from pictool.compiler.chunking import make_chunk, make_chunks, read_text
 from pictool.compiler.sensitivity import TableMaker
 from pictool.core import Chunk, CompileOptions
 from pictool.errors import InputError, PicError
+from pictool.runtime import turns
 from pictool.store.codecs import require_codec
 from pictool.store.codecs.base import LayerShape
 from pictool.store.objects.format import CompiledChunk, ObjectMeta
@@ -138,6 +139,7 @@ def _put_all(
         with closing(_put_while_computing(put, computed, at_once)) as keys:
             for key in keys:
                 report(missing[key])
+                turns.checkpoint("turn")
     finally:  # also of those that are there when it is interrupted
         if sources and not model.salt:
             add_sources(store.root, sources)

@@ -1,4 +1,4 @@
-"""The whole examination, in its order: the machine, the exactness rules, linked answers, another engine."""
+"""The whole examination, in its order: the machine, the exactness rules, linked answers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ from pictool.doctor.answers import AnswerCheck, examine_answers
 from pictool.doctor.exactness import examine_exactness
 from pictool.doctor.surroundings import examine_surroundings
 from pictool.doctor.verdict import DoctorReport, OnVerdict, Verdict, VerdictStatus, facts_of, guarded
-from pictool.engines import DEFAULT, engine_class
-from pictool.engines.base import Engine
 from pictool.engines.torch import TorchEngine
-from pictool.fidelity.divergence import Divergence
 from pictool.linker.grid import label_of, parse_repeatable
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.runtime.chat.template import has_date, make_frame
-from pictool.runtime.device import free_memory
 from pictool.runtime.model import Model, is_gguf, load_model
 from pictool.store.store import Store
 
@@ -33,7 +29,6 @@ class Examination:
 
     Fields:
         model, device, dtype: as `load_model` takes them. store: whose disk is looked at.
-        engine: that answers; one beside torch is compared with torch.
         policies: whose answers are compared with full recompute.
         judged: the policy that fails if its answers are too far from those.
     """
@@ -42,30 +37,28 @@ class Examination:
     device: str = "auto"
     dtype: str = "auto"
     store: str | Path | None = None
-    engine: str = DEFAULT
     policies: Sequence[str] = POLICIES
     judged: str = label_of(make_policy("legolink"))
 
 
 def examine(examination: Examination, on_verdict: OnVerdict = lambda _: None) -> DoctorReport:
-    """Examine a machine, a model on its device in its dtype, and an engine. What goes wrong is a verdict.
+    """Examine a machine, and a model on its device in its dtype. What goes wrong is a verdict.
 
     Args:
         on_verdict: called with each verdict as soon as it is made.
 
     Raises:
-        InputError: no such engine or policy.
+        InputError: no such policy.
     """
-    engine = engine_class(examination.engine)
     question = AnswerCheck(tuple(parse_repeatable(examination.policies)), examination.judged)
     verdicts: list[Verdict] = []
-    for verdict in _verdicts(examination, engine, question):
+    for verdict in _verdicts(examination, question):
         verdicts.append(verdict)
         on_verdict(verdict)
     return DoctorReport(tuple(verdicts))
 
 
-def _verdicts(examination: Examination, engine: type[Engine], question: AnswerCheck) -> Iterator[Verdict]:
+def _verdicts(examination: Examination, question: AnswerCheck) -> Iterator[Verdict]:
     yield from examine_surroundings(Store(examination.store), examination.device)
     if is_gguf(examination.model):
         from pictool.doctor.gguf import examine_gguf
@@ -79,15 +72,8 @@ def _verdicts(examination: Examination, engine: type[Engine], question: AnswerCh
     if not opened:
         return
     yield from guarded("model", "prompts", lambda: _prompts(opened[0]))
-    measured: list[Divergence] = []
     with tempfile.TemporaryDirectory(prefix="pic-doctor-") as inside:
-        yield from _on_torch(opened.pop(), Path(inside), question, measured)
-        if engine is not TorchEngine and measured:
-            free_memory()
-            yield from guarded(
-                f"answers of the {engine.name} engine", "start",
-                lambda: _on_engine(examination, engine, Path(inside), question, measured),
-            )  # fmt: skip
+        yield from _on_torch(opened.pop(), Path(inside), question)
 
 
 def _open(examination: Examination, opened: list[Model]) -> Verdict:
@@ -121,18 +107,8 @@ def _prompts(model: Model) -> Verdict:
     return Verdict("model", "prompts", VerdictStatus.OK, text)
 
 
-def _on_torch(model: Model, objects: Path, question: AnswerCheck, measured: list[Divergence]) -> Iterable[Verdict]:
+def _on_torch(model: Model, objects: Path, question: AnswerCheck) -> Iterable[Verdict]:
     yield from guarded("exactness", "exactness", lambda: examine_exactness(model, Store(objects / "exactness")))
     engine = TorchEngine(model, Store(objects / "torch"))
     question = replace(question, policies=tuple(each for each in question.policies if model.links(each.policy)))
-    yield from guarded("answers of the torch engine", "answers", lambda: examine_answers(engine, question, measured))
-
-
-def _on_engine(
-    examination: Examination, kind: type[Engine], objects: Path, question: AnswerCheck, measured: list[Divergence]
-) -> Iterator[Verdict]:
-    """The answers of another engine, which has the device for itself."""
-    kind.require_installed()
-    model = load_model(examination.model, examination.device, examination.dtype)
-    with kind(model, Store(objects / kind.name)) as engine:
-        yield from examine_answers(engine, question, [], measured)
+    yield from guarded("answers of the torch engine", "answers", lambda: examine_answers(engine, question))

@@ -46,7 +46,7 @@ def examine_gguf(name: str, device: str, dtype: str, objects: Path, question: An
     engine = engine_of(model)(model, Store(objects / "answers"))
     runnable = tuple(labelled for labelled in question.policies if model.links(labelled.policy))
     check = AnswerCheck(runnable, question.judged)
-    yield from guarded("answers of the llamacpp engine", "answers", lambda: examine_answers(engine, check, []))
+    yield from guarded("answers of the llamacpp engine", "answers", lambda: examine_answers(engine, check))
 
 
 def check_moved(model: GgufModel) -> Verdict:

@@ -1,6 +1,7 @@
-"""Engines: what answers a request. One contract (`base.py`).
+"""Engines: what answers a request. One contract (`base.py`), with three implementations.
 
-`torch` is ours, `vllm` links inside vLLM, `llamacpp` runs GGUF files.
+`torch` is ours, `llamacpp` runs GGUF files; the third asks servers with vLLM (`serve/backends/upstream`), in which
+`vllm` links.
 
 Another package adds an engine by an entry point of the group `pictool.engines` that names a subclass of `Engine`.
 """
@@ -20,9 +21,14 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 DEFAULT, GGUF = "torch", "llamacpp"
+SERVED = "vllm"  # a router's, in front of its servers: no engine of this process
+NOT_HERE = (
+    "vLLM answers behind a server: pic serve --engine vllm, or pic serve --upstream URL; in a process of your own, "
+    "vllm.LLM(kv_transfer_config=…) links with PicConnector (docs/reference/vllm.md)"
+)
 _GROUP = "pictool.engines"
 _BUILTIN = {
-    "torch": "pictool.engines.torch:TorchEngine", "vllm": "pictool.engines.vllm.client.offline:VllmEngine",
+    "torch": "pictool.engines.torch:TorchEngine",
     "llamacpp": "pictool.engines.llamacpp.engine:LlamaCppEngine",
 }  # fmt: skip
 
@@ -46,6 +52,8 @@ def engine_class(name: str) -> type[Engine]:
         from pictool.engines.base import Engine
 
         return load_class(entry, _GROUP, Engine)  # type: ignore[type-abstract]
+    if name == SERVED:
+        raise InputError(f"engine {name!r}: {NOT_HERE}")
     raise InputError(f"engine {name!r}: must be {' or '.join(engine_names())}")
 
 

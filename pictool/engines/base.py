@@ -300,16 +300,11 @@ class Engine(ABC):
     @abstractmethod
     def run(
         self, spec: Spec, *, on_text: Callable[[str], None] | None = None,
-        on_compile: Callable[[Compiled], None] | None = None, wants_logits: bool = True,
+        on_compile: Callable[[Compiled], None] | None = None,
     ) -> Answer:  # fmt: skip
-        """Link and decode. See `answer`, which callers use.
+        """Link and decode. See `answer`, which callers use."""
 
-        Args:
-            wants_logits: whether the answer is compared, so that an engine to which they cost something gives them.
-        """
-
-    @abstractmethod
-    def warm_up(self, spec: Spec, on_compile: Callable[[Compiled], None] | None = None) -> None:
+    def warm_up(self, spec: Spec) -> None:  # noqa: B027 (servers have answered before)
         """Run what the first answer would set up, so that neither side of a comparison is timed with it."""
 
     def answer(
@@ -333,16 +328,16 @@ class Engine(ABC):
         from pictool.linker.policies import BASELINE, make_policy
 
         self.require_supported(spec)
-        if compare:
-            self.warm_up(spec, on_compile)
-        answer = self.run(spec, on_text=on_text, on_compile=on_compile, wants_logits=compare)
         if not compare:
-            return answer
+            return self.run(spec, on_text=on_text, on_compile=on_compile)
+        self.warm_up(spec)
+        spec = replace(spec, is_fresh=True)
+        answer = self.run(spec, on_text=on_text, on_compile=on_compile)
         full = self.run(replace(spec, policy=make_policy(BASELINE)))
-        return replace(answer, compare=self.compare(answer, full))
+        return replace(answer, compare=self.compare(spec, answer, full))
 
-    def compare(self, answer: Answer, full: Answer) -> Comparison:
-        """See `compare_answers`."""
+    def compare(self, spec: Spec, answer: Answer, full: Answer) -> Comparison:
+        """How far an answer to a spec is from that of full recompute."""
         return compare_answers(answer, full)
 
     def answer_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Answer | PicError]]:

@@ -14,6 +14,7 @@ from pictool.engines.base import Answer, Engine, Feature, LinkResult, outcome_of
 from pictool.errors import PicError
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
+from pictool.runtime import turns
 
 if TYPE_CHECKING:
     from pictool.linker.link import Linked
@@ -23,13 +24,18 @@ if TYPE_CHECKING:
 
 
 class TorchEngine(Engine):
-    """The engine on our own runtime, in this process."""
+    """The engine on our own runtime, in this process.
+
+    Attributes:
+        max_tokens: of an answer at most; None: no limit beside the request's own.
+    """
 
     name: ClassVar[str] = "torch"
     title: ClassVar[str] = "the torch engine"
     supports: ClassVar[frozenset[Feature]] = frozenset(
         {"trace", "outputs", "auto_ratio", "codecs", "tables", "chains", "plans", "pool"}
     )
+    max_tokens: int | None = None
 
     def __init__(
         self, model: Model, store: Store, pool_bytes: int | None = 0, residents: ResidentObjects | None = None
@@ -77,9 +83,11 @@ class TorchEngine(Engine):
 
     def run(
         self, spec: Spec, *, on_text: Callable[[str], None] | None = None,
-        on_compile: Callable[[Compiled], None] | None = None, wants_logits: bool = True,
+        on_compile: Callable[[Compiled], None] | None = None,
     ) -> Answer:  # fmt: skip
-        spec = replace(spec, is_fresh=spec.is_fresh or wants_logits)
+        turns.checkpoint("turn")
+        if self.max_tokens is not None:
+            spec = replace(spec, max_new_tokens=min(spec.max_new_tokens, self.max_tokens))
         return self._decode(spec, self.link(spec, on_compile=on_compile), on_text)
 
     def answer_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Answer | PicError]]:
@@ -102,7 +110,7 @@ class TorchEngine(Engine):
         generated = generate(self.model, result.linked.image, spec.max_new_tokens, spec.sampling, on_text)
         return Answer(generated, result, time.perf_counter() - started, self.model, self.model.engine)
 
-    def warm_up(self, spec: Spec, on_compile: Callable[[Compiled], None] | None = None) -> None:
+    def warm_up(self, spec: Spec) -> None:
         """A first pass over the model, of a prompt without documents."""
         from pictool.linker.link import link
 

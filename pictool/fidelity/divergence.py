@@ -18,8 +18,6 @@ from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Spec
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from pictool.runtime.model import Model
 
 MAX_KL = 0.5  # nats, of the mean over the prompts: a policy beyond does not suit the model
@@ -39,16 +37,12 @@ _FILLER = (
 
 @dataclass(frozen=True)
 class Divergence:
-    """A policy on several prompts: KL(full ‖ linked) of the first token in nats, and TTFT in seconds, of each.
-
-    `logits` are those of the first token, each float32 [vocab], up to a constant.
-    """
+    """A policy on several prompts: KL(full ‖ linked) of the first token in nats, and TTFT in seconds, of each."""
 
     policy: Policy
     kl: tuple[float, ...]
     ttft_s: tuple[float, ...]
     full_ttft_s: tuple[float, ...]
-    logits: tuple[Tensor, ...]
 
     @property
     def mean_kl(self) -> float:
@@ -132,5 +126,4 @@ def _divergence(policy: Policy, full: Sequence[LinkResult], own: Sequence[LinkRe
         kl=tuple(first_token_kl(a, b) for a, b in zip(exact, linked, strict=True)),
         ttft_s=tuple(result.timing.ttft_s for result in own),
         full_ttft_s=tuple(result.timing.ttft_s for result in full),
-        logits=tuple(linked),
     )

@@ -16,6 +16,7 @@ from pictool.core import Chunk, CompileOptions, GeneratedChunk, Layout, PromptTe
 from pictool.errors import ForeignObjectError, InputError, ObjectError, StoreError
 from pictool.linker.spec import Spec
 from pictool.reading import exists
+from pictool.runtime import turns
 from pictool.runtime.chat.template import separator_between
 from pictool.store.entries import is_key
 from pictool.store.objects.bundles import is_object_list, read_object_list
@@ -113,6 +114,7 @@ def resolve_documents(model: Model, store: Store, spec: Spec, opened: ExitStack)
         elif isinstance(document, Text):
             chunks = make_chunks(model, document.text, document.source, spec.chunk_tokens)
             parts.extend(Part(chunk, spec.objects_for(model)) for chunk in chunks)
+            turns.checkpoint()
         elif Path(document).suffix == ".kvo":
             parts.extend(_object_parts(model, store, Path(document), opened))
         elif exists(document):

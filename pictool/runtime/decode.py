@@ -19,6 +19,7 @@ from transformers import (
 from pictool.core import AnswerFormat
 from pictool.core import Sampling as Sampling
 from pictool.errors import InputError
+from pictool.runtime import turns
 from pictool.runtime.chat.grammar import Grammar
 from pictool.runtime.memory.image import Image
 from pictool.runtime.support import rope_switch
@@ -239,9 +240,11 @@ def generate_steps(
     _require_same_rope(model, image, max_new_tokens)
     stream, token = TextStream(model.tokenizer, sampling.stop, answer_format.keeps_special), -1
     grammar = None if answer_format.schema is None else Grammar(model, answer_format)
+    turns.checkpoint("step")
     for token, logits in _tokens(model, image, max_new_tokens, _Chooser(sampling, grammar)):
         text = "" if answer_format.keeps_special and token in model.eos_ids else stream.push(token)
         yield Step(token, text, *_logprobs(logits, token, num_top))
+        turns.checkpoint("step")
         if stream.is_stopped:
             break
     yield Step(-1, stream.finish(), is_complete=stream.is_stopped or token in model.eos_ids, stop=stream.stop)

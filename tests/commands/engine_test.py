@@ -6,40 +6,32 @@ from pathlib import Path
 
 import pytest
 
-from .run import pic
+from pictool.engines import engine_class
+from pictool.errors import InputError
+
+from .run import pic, write
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "says"),
-    [
-        (["--engine", "onnx"], 2, "--engine onnx: must be llamacpp or torch or vllm"),
-        (["--engine", "vllm", "--trace", "t"], 2, "has no --trace"),
-        (["--engine", "vllm", "--auto-ratio", "--algo", "cacheblend"], 2, "has no --auto-ratio"),
-    ],
+    "command", ["link a.txt --query Who?", "ask . --query Who?", "compile a.txt", "query q.json", "sync ."]
 )
-def test_what_an_engine_cannot_do(tmp_path: Path, options: list[str], code: int, says: str) -> None:
+def test_vllm_answers_behind_a_server(command: str) -> None:
+    write("a.txt", "It holds a festival.")
+    write("q.json", '{"g": {"user": "Who?"}}')
+    done = pic(*command.split(), "--engine", "vllm")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "pic serve --engine vllm" in done.err and "--upstream" in done.err
+
+
+def test_there_is_no_such_engine(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("It holds a festival.")
-    done = pic("link", str(tmp_path / "a.txt"), "--query", "Who?", *options)
-    assert done.code == code and says in done.err
+    done = pic("link", str(tmp_path / "a.txt"), "--query", "Who?", "--engine", "onnx")
+    assert done.code == 2 and "must be llamacpp or torch" in done.err
+    with pytest.raises(InputError, match="vLLM answers behind a server"):
+        engine_class("vllm")
 
 
-def test_vllm_measures_no_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said before vLLM is started, of `--probes` and of a text that has no object with a table yet."""
-    monkeypatch.setattr("pictool.engines.vllm.client.offline.find_spec", lambda name: True)
-    text = tmp_path / "a.txt"
-    text.write_text("It holds a festival.")
-    more = (text, "--engine", "vllm", "--device", "cpu", "--store", tmp_path / "s")
-    compiled = pic("compile", *more, "--probes", 8)
-    assert (compiled.code, compiled.err.count("\n")) == (1, 1)
-    assert "--probes 8: vLLM measures no tables; compile with the torch engine first" in compiled.err
-    linked = pic("link", *more, "--query", "Who?", "--algo", "fixup", "--head", "You know.")
-    assert (linked.code, linked.err.count("\n")) == (1, 1)
-    assert 'the object of "It holds a festival.…" has no table' in linked.err and "fallback=" in linked.err
-
-
-def test_vllm_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pictool.engines.vllm.client.offline.find_spec", lambda name: None)
-    (tmp_path / "a.txt").write_text("It holds a festival.")
-    for command in (["link", "--query", "Who?"], ["compile"]):
-        done = pic(*command, str(tmp_path / "a.txt"), "--engine", "vllm")
-        assert done.code == 1 and "pip install 'vllm==0.32.*'" in done.err
+def test_a_server_needs_vllm_installed(monkeypatch: pytest.MonkeyPatch, model_dir: Path) -> None:
+    monkeypatch.setattr("pictool.engines.vllm.versions.find_spec", lambda name: None)
+    done = pic("serve", "-m", model_dir, "--engine", "vllm")
+    assert done.code == 1 and "pip install 'vllm==0.32.*'" in done.err

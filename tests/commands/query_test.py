@@ -317,5 +317,3 @@ def test_a_pool_that_cannot_be(query: Any) -> None:
     ):
         outcome = query(g(user("x")), "--pool", size)
         assert outcome.code == code and problem in outcome.err and outcome.err.count("\n") == 1
-    outcome = query(g(user("x")), "--pool", "1M", "--engine", "vllm")
-    assert outcome.code == 2 and "--engine vllm: has no --pool; use another engine" in outcome.err

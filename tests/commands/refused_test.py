@@ -25,7 +25,7 @@ link a.txt -q x --algo none
 link a.txt -q x --algo legolink:none=1
 link a.txt -q x --codec none1
 link a.txt -q x --engine none
-link a.txt -q x --engine vllm --trace t
+link a.txt -q x --engine vllm
 link a.txt -q x -m ./none
 link a.txt -q x --temperature -1
 link --batch none.jsonl
@@ -35,7 +35,7 @@ query q.json --algo none
 query q.json --codec none1
 query q.json --pool none
 query q.json --outputs none
-query q.json --engine vllm --pool 1M
+query q.json --engine vllm
 query q.json -m ./none
 query q.jsonl --plot a.svg
 plan none.txt
@@ -100,7 +100,6 @@ serve -m ./none
 tui
 config --none
 doctor --algo none
-doctor --engine none
 doctor -m ./none
 doctor -m embeded
 doctor -o x

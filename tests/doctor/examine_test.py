@@ -16,7 +16,6 @@ from pictool.doctor.surroundings import examine_surroundings
 from pictool.doctor.verdict import DoctorReport, Verdict, VerdictStatus
 from pictool.engines.torch import TorchEngine
 from pictool.fidelity import divergence
-from pictool.fidelity.divergence import Divergence
 from pictool.linker.grid import parse_grid
 from pictool.runtime.architectures import REFUSED
 from pictool.store.store import Store
@@ -58,9 +57,9 @@ def test_an_accelerator_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) 
 # Answers
 
 
-def answers(store: Store, judged: str, reference: tuple[Divergence, ...] = ()) -> list[Verdict]:
+def answers(store: Store, judged: str) -> list[Verdict]:
     question = AnswerCheck(tuple(parse_grid(["naive", "legolink:k=999"])), judged)
-    return list(examine_answers(TorchEngine(subject("llama").model, store), question, [], reference))
+    return list(examine_answers(TorchEngine(subject("llama").model, store), question))
 
 
 def test_a_policy_is_judged_by_its_divergence(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,17 +68,6 @@ def test_a_policy_is_judged_by_its_divergence(store: Store, monkeypatch: pytest.
     assert everything.values["kl"] < 1e-6 < naive.values["kl"]
     monkeypatch.setattr("pictool.doctor.answers.MAX_KL", naive.values["kl"] / 2)
     assert [verdict.status for verdict in answers(store, "naive")] == [VerdictStatus.FAILED, VerdictStatus.NOTE]
-
-
-def test_two_engines_have_to_agree(store: Store) -> None:
-    measured: list[Divergence] = []
-    question = AnswerCheck(tuple(parse_grid(["naive", "legolink:k=999"])), "")
-    engine = TorchEngine(subject("llama").model, store)
-    list(examine_answers(engine, question, measured))
-    same = answers(store, "", tuple(measured))[2:]
-    assert [verdict.status for verdict in same] == [VerdictStatus.OK] * 2 and same[0].check == "naive as on torch"
-    other = answers(store, "", tuple(measured[::-1]))[2:]
-    assert [verdict.status for verdict in other] == [VerdictStatus.FAILED] * 2
 
 
 def test_answers_that_are_not_finite_fail(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,14 +99,6 @@ def test_of_a_model_that_cannot_be_opened_the_machine_and_the_reason_are_reporte
     assert REFUSED.get(kind or "", "names no model_type") in done.out
 
 
-def test_an_engine_that_is_not_installed_fails(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pictool.engines.vllm.client.offline.find_spec", lambda _: None)
-    done = pic("doctor", "-m", model_dir, "--algo", "naive", "--engine", "vllm")
-    assert done.code == 1 and "failed   start: --engine vllm: vLLM is not installed here" in done.out
-
-
-@pytest.mark.parametrize(
-    "arguments", [("--engine", "nope"), ("--algo", "nope"), ("--device", "tpu"), ("--dtype", "int3")]
-)
+@pytest.mark.parametrize("arguments", [("--algo", "nope"), ("--device", "tpu"), ("--dtype", "int3")])
 def test_what_makes_no_sense_is_usage(arguments: tuple[Any, ...]) -> None:
     assert pic("doctor", *arguments).code == 2

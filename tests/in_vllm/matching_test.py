@@ -16,7 +16,6 @@ from pictool.api import compile
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import object_key
 from pictool.core import Chunk, CompileOptions, PromptText
-from pictool.engines.vllm.scheduler.costs import LinkCosts
 
 HEAD = "<s>"  # a longer one would be recognised too, once it was linked
 
@@ -170,25 +169,3 @@ def test_the_sinks_are_those_of_the_policy(pair: tuple[rig.World, rig.Engine]) -
 
 def paths(world: rig.World, lengths: tuple[int, ...]) -> list[Path]:
     return [world.store.path(object_key(world.model, chunk)) for chunk in rig.random_chunks(lengths, 5)]
-
-
-def test_links_that_are_slower_than_a_prefill_are_declined_and_named_objects_never(
-    tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The costs of links are made up; those of prefills are measured."""
-    world = rig.make_world(tmp_path_factory.mktemp("declined"), "llama")
-    extra = {"recognise": True, "policy": "legolink-4", "min_tokens": 5, "refresh_s": 0.2, "decline": True}
-    engine = start(world, extra, enable_prefix_caching=False)
-    case, exact = world.case("legolink-4", head=HEAD), world.exact(head=HEAD)
-    record = LinkCosts.linked
-    monkeypatch.setattr(LinkCosts, "linked", lambda costs, policy, tokens, _: record(costs, policy, tokens, 1e6))
-    for _ in range(12):
-        engine.ask(unsaid(exact, {"pic": False}), num_tokens=1)
-    answers = [engine.ask(unsaid(case))[0] for _ in range(40)]
-    reports = [answer.report for answer in answers if answer.report is not None and answer.report["chunks"]]
-    states = [report["state"] for report in reports]
-    assert states[:5] == [*["linked"] * 3, *["exact"] * 2] and states.count("linked") == 3 + (len(states) - 3) // 16
-    assert "take longer" in reports[3]["problem"] and rig.difference(exact, answers[-1]) <= rig.TOLERANCE
-    assert engine.metric("pic_declined_requests") == states.count("exact")
-    (named,) = engine.ask(case)
-    assert named.report is not None and named.report["state"] == "linked"

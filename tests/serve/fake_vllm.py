@@ -107,7 +107,7 @@ class FakeVllm:
         model = self.model.with_salt(plan.salt)
         linked = link(model, self.store, Spec.planned(plan))
         if parsed is not None:
-            self._report(parsed.report_as, linked, plan)
+            self._report(parsed.report_as or "", linked, plan)
         sampling = Sampling(
             body["temperature"], body["top_p"], body["seed"], tuple(body["stop"]), body["frequency_penalty"],
             body["presence_penalty"], tuple((int(token), bias) for token, bias in (body["logit_bias"] or {}).items()),
@@ -165,7 +165,7 @@ class FakeVllm:
                 compile_chunks(model, self.store, [chunk], CompileOptions(parsed.sinks))
             except PicError as error:
                 report = {"state": "exact", "problem": str(error)}
-        self.reports[parsed.report_as] = report
+        self.reports[parsed.report_as or ""] = report
 
 
 _LOGPROBS: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}

@@ -205,7 +205,7 @@ def test_a_large_query_is_read_in_pieces(model: Model, store: Store, monkeypatch
         made += 1
         make(node)
 
-    def checkpoint() -> None:
+    def checkpoint(pause: str) -> None:
         nonlocal made
         counts.append(made)
         made = 0
@@ -213,13 +213,15 @@ def test_a_large_query_is_read_in_pieces(model: Model, store: Store, monkeypatch
             raise TaskCancelled
 
     monkeypatch.setattr(nodes.Query, "__post_init__", counted)
+    monkeypatch.setattr("pictool.runtime.turns.checkpoint", checkpoint)
     calls = [
         {"chat": {"model": "m", "input": [{"user": f"a{i}"}, {"plus": [{"plus": [{"user": "b"}]}]}]}}
         for i in range(400)
     ]
     text, stops_at = json.dumps({"seq": [{"par": calls}, REPEAT]}), 0
     with TorchEngine(model, store) as engine:
-        read = partial(served.ServedQuery, text, engine, ["m"], parse_policy("full"), "none", checkpoint=checkpoint)
+        policy = parse_policy("full")
+        read = partial(served.ServedQuery, text, engine, "m", policy, "none", side_by_side=False)
         read()
         assert sum(counts) > 5000 and len(counts) > 15 and max(counts) < 4 * STEP_NODES
         counts, stops_at = [], 3

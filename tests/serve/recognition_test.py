@@ -108,9 +108,9 @@ def test_marked_texts_are_compiled_a_step_each_so_that_others_come_between(
 ) -> None:
     monkeypatch.setattr("pictool.serve.backends.torch.engine_thread.QUANTUM_S", float("inf"))  # no step within one
     texts = tuple(MarkedText(f"{doc}It is marked, and it is new.") for doc in DOCS)
-    sent = list[object]()
+    sent, engine = list[object](), live.backend.engine_of(Tenant("default"))
     work = AnswerRequest(Tenant("default"), RawPrompt((*texts, PlainText(QUESTION))), Sampling(0.0), 2)
-    task = EngineTask("default", lambda own: live.backend._answer(work, own, sent.append), lambda _: None)
+    task = EngineTask("default", lambda _: live.backend._answer(work, engine, sent.append), lambda _: None)
     before, sizes = set(live.store.keys()), []
     while not sent:
         task.advance()

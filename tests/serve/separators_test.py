@@ -16,7 +16,6 @@ from pictool.conversation import Conversation
 from pictool.core import PromptText, Text, TokenIds
 from pictool.documents.library import LibraryReader
 from pictool.engines.torch import TorchEngine
-from pictool.engines.vllm.client.offline import link_params
 from pictool.engines.vllm.request import FIELD
 from pictool.eval.cases import SpecOptions, group_cases
 from pictool.eval.datasets.base import Case
@@ -24,6 +23,7 @@ from pictool.linker.policies import make_policy
 from pictool.linker.resolve import lay_out_spec
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
+from pictool.serve.backends.upstream.engine import link_params
 from pictool.serve.prompts import layout
 from pictool.serve.prompts.requests import documents_of, turns_of
 from pictool.serve.routes.link import _spec_of

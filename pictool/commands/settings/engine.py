@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -29,7 +28,7 @@ P = TypeVar("P", bound=NamedPolicy)
 
 
 def find_engine(name: str | None, needed: dict[Feature, str] | None = None, model: str | None = None) -> type[Engine]:
-    """The engine of this name, or that of the model; what it logs goes to stderr, since stdout is for the answer.
+    """The engine of this name, or that of the model.
 
     Args:
         model: the name of a model; that of a GGUF file chooses the engine that runs it.
@@ -42,9 +41,6 @@ def find_engine(name: str | None, needed: dict[Feature, str] | None = None, mode
     from pictool.engines import engine_class
 
     name = engine_name(name, model)
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    os.environ.setdefault("VLLM_LOGGING_COLOR", "0")  # stderr shows escapes, and obeys none
     engine = engine_class(name)
     for feature, option in (needed or {}).items():
         if feature not in engine.supports:
@@ -55,13 +51,15 @@ def find_engine(name: str | None, needed: dict[Feature, str] | None = None, mode
 
 def engine_name(name: str | None, model: str | None = None) -> str:
     """The name of an engine, which need not be installed here; by default that of the model. Raises UsageError."""
-    from pictool.engines import DEFAULT, GGUF, engine_names
+    from pictool.engines import DEFAULT, GGUF, NOT_HERE, SERVED, engine_names
     from pictool.runtime.model import is_gguf
 
     if name is None:
         return GGUF if is_gguf(model) else DEFAULT
-    if name in (DEFAULT, "vllm") and is_gguf(model):
+    if name in (DEFAULT, SERVED) and is_gguf(model):
         raise UsageError(f"--engine {name}: does not run GGUF files such as {model}; leave --engine out")
+    if name == SERVED:
+        raise UsageError(f"--engine {name}: {NOT_HERE}")
     if name not in engine_names():
         raise UsageError(f"--engine {name}: must be {' or '.join(engine_names())}")
     return name

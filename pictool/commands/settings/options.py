@@ -73,7 +73,7 @@ def argument(metavar: str, help: str) -> Any:
 JsonOption = Annotated[bool, option("--json", None, "Print the report as JSON.", OUTPUT)]
 EngineOption = Annotated[
     Optional[str],
-    option("--engine", "NAME", "torch (default) or vllm; a GGUF file chooses llamacpp. A wrong name lists all.", MODEL),
+    option("--engine", "NAME", "torch (default); pic serve has vllm; a GGUF file chooses llamacpp.", MODEL),
 ]
 ChunkOption = Annotated[
     Optional[int],

@@ -1,4 +1,4 @@
-"""Linking inside unmodified vLLM: a KV connector, and the engine behind `--engine vllm`. vllm is imported only here.
+"""Linking inside unmodified vLLM: a KV connector, and a `vllm serve` with it. vllm is imported only here.
 
 A linked request goes through the modules in this order: connector (vLLM's calls), setup and request (what the server
 and the request ask for), matching and planning (objects, spans, rows), scheduler (salts, jobs), messages (jobs to the

@@ -169,7 +169,7 @@ class PicConnector(KVConnectorBase_V1):
 
     def get_kv_connector_stats(self) -> PicStats | None:
         counts = self._scheduler_side.take_counts() if self._scheduler_side is not None else None
-        return None if counts is None else PicStats(dict(counts.as_dict()))
+        return None if counts is None else PicStats(dict(vars(counts)))
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> PicStats:

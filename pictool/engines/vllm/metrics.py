@@ -14,10 +14,6 @@ _COUNTERS = {  # by the fields of scheduler.MetricCounts: name and description
         "vllm:pic_failed_requests",
         "Requests to link that were computed exactly instead: an object missing, damaged or foreign, or a bad field.",
     ),
-    "declined": (
-        "vllm:pic_declined_requests",
-        "Requests with recognised documents that were computed, since links of their size were slower.",
-    ),
     "reused_tokens": ("vllm:pic_reused_tokens", "Tokens whose KV came from objects, mean of layers."),
     "shared_tokens": (
         "vllm:pic_shared_tokens",

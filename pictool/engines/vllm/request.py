@@ -4,7 +4,6 @@
 {"pic": {"keys": [K, …], "policy": {"algo": "legolink", "k": 16}}}           objects to locate in the prompt, in order
 {"pic": {"recognise": true, "codec": "int8"}}                                all stored chunks that are in the prompt
 {"pic": {"chunks": […], "fresh": true}}                                      not from vLLM's cache of an equal link
-{"pic": {"chunks": […], "recognise": true}}                                  both: stored chunks around the named ones
 {"pic": {"compile": {"text": "…", "sinks": 4}}}                              write the prompt's KV to the store
 {"pic": {"chunks": […], "salt": S, "report_as": NAME}}                       of a tenant; NAME is of its report
 {"pic": {"report": NAME}}                                                    its report, which no stream of vLLM has
@@ -108,17 +107,15 @@ class ObjectRef:
 class LinkParams:
     """A request to link the prompt. `objects` is None if the chunks in it are to be recognised, those of a codec.
 
-    With objects, `recognises` says whether stored chunks are recognised in the tokens around them. With `fresh` it is
-    linked anew, though vLLM's own cache may have an equal link.
+    With `fresh` it is linked anew, though vLLM's own cache may have an equal link.
     """
 
     policy: Policy
     objects: tuple[ObjectRef, ...] | None
     codec: str | None = None  # None: any
-    recognises: bool = False
     fresh: bool = False
     salt: str | None = field(default=None, repr=False)
-    report_as: str = field(default="", repr=False)
+    report_as: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,7 @@ class CompileParams:
     proof: str = field(default="", repr=False)
     later: bool = False
     salt: str | None = field(default=None, repr=False)
-    report_as: str = field(default="", repr=False)
+    report_as: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -187,44 +184,41 @@ def parse_request(params: object, policy: Policy, recognise: bool, codec: str | 
         raise RequestError(
             f"kv_transfer_params: {FIELD} has no field {unknown[0]!r}; it has {', '.join((*_WAYS, *_MORE))}"
         )
-    parsed, more = _parse_fields(fields, policy, codec), _parse_more(fields)
-    if isinstance(parsed, CompileParams):
-        del more["fresh"]
-    return replace(parsed, **more) if isinstance(parsed, LinkParams | CompileParams) else parsed
-
-
-def _parse_more(fields: Mapping[str, object]) -> dict[str, Any]:
-    """What any link may have besides. Raises RequestError."""
-    more: dict[str, Any] = {
-        "fresh": fields.get("fresh", False),
-        "salt": fields.get("salt"),
-        "report_as": fields.get("report_as", ""),
-    }
-    if not isinstance(more["fresh"], bool):
-        raise RequestError(f"kv_transfer_params: fresh={more['fresh']!r} must be true or false")
-    for name in ("salt", "report_as"):
-        if not isinstance(more[name], str | None) or len(more[name] or "") > _MAX_NAME:
-            raise RequestError(f"kv_transfer_params: {name} must be a text of at most {_MAX_NAME} characters")
-    return more
-
-
-def _parse_fields(fields: Mapping[str, object], policy: Policy, codec: str | None) -> Params | None:
-    """What the fields of `pic` ask for. Raises RequestError."""
     ways = [way for way in _WAYS if way in fields]
-    recognises = len(ways) == 2 and "recognise" in ways and not {"compile", "report"} & set(ways)  # beside objects
-    if len(ways) != 1 and not recognises:
+    if len(ways) != 1:
         raise RequestError(f"kv_transfer_params: {FIELD} needs one of {', '.join(_WAYS)}, not {len(ways)}")
+    return _parse_way(ways[0], fields, policy, codec)
+
+
+def _parse_way(way: str, fields: Mapping[str, object], policy: Policy, codec: str | None) -> Params | None:
+    """What the fields of `pic` ask for. Raises RequestError."""
+    value = fields[way]
+    if way == "report":
+        if not isinstance(value, str) or not 0 < len(value) <= _MAX_NAME:
+            raise RequestError("kv_transfer_params: report must be the name that a request gave its own (report_as)")
+        return ReportParams(value)
+    names: dict[str, Any] = {name: fields.get(name) for name in ("salt", "report_as")}
+    for name, text in names.items():
+        if not isinstance(text, str | None) or len(text or "") > _MAX_NAME:
+            raise RequestError(f"kv_transfer_params: {name} must be a text of at most {_MAX_NAME} characters")
     policy = parse_policy(fields["policy"]) if "policy" in fields else policy
-    if recognises:
-        named = _parse_way(ways[0], fields[ways[0]], policy, codec)
-        around = _parse_way("recognise", fields["recognise"], policy, codec)
-        assert isinstance(named, LinkParams)
-        return replace(named, recognises=around is not None, codec=codec)
-    if "codec" not in fields:
-        return _parse_way(ways[0], fields[ways[0]], policy, codec)
-    if ways != ["recognise"]:
-        raise RequestError(f"kv_transfer_params: codec is a field of recognise; {ways[0]} say which objects they mean")
-    return _parse_way(ways[0], fields[ways[0]], policy, parse_codec(fields["codec"]))
+    if way == "compile":
+        return replace(_parse_compile(value, policy), **names)
+    fresh = fields.get("fresh", False)
+    if not isinstance(fresh, bool):
+        raise RequestError(f"kv_transfer_params: fresh={fresh!r} must be true or false")
+    if way == "recognise":
+        if not isinstance(value, bool):
+            raise RequestError(f"kv_transfer_params: recognise={value!r} must be true or false")
+        codec = parse_codec(fields["codec"]) if "codec" in fields else codec
+        return LinkParams(policy, None, codec, fresh, **names) if value else None
+    if "codec" in fields:
+        raise RequestError(f"kv_transfer_params: codec is a field of recognise; {way} say which objects they mean")
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_OBJECTS:
+        raise RequestError(
+            f"kv_transfer_params: {way} must be a list of at least one object, and at most {MAX_OBJECTS}"
+        )
+    return LinkParams(policy, tuple(_parse_object(way, entry) for entry in value), None, fresh, **names)
 
 
 def parse_policy(value: object) -> Policy:
@@ -259,24 +253,6 @@ def _require_linking(policy: Policy) -> Policy:
     if policy.needs.chain_block:
         raise RequestError(f"{policy.name!r}: vLLM has a prefix cache of its own, for requests that link nothing")
     return policy
-
-
-def _parse_way(way: str, value: object, policy: Policy, codec: str | None) -> Params | None:
-    if way == "report":
-        if not isinstance(value, str) or not 0 < len(value) <= _MAX_NAME:
-            raise RequestError("kv_transfer_params: report must be the name that a request gave its own (report_as)")
-        return ReportParams(value)
-    if way == "recognise":
-        if not isinstance(value, bool):
-            raise RequestError(f"kv_transfer_params: recognise={value!r} must be true or false")
-        return LinkParams(policy, None, codec) if value else None
-    if way == "compile":
-        return _parse_compile(value, policy)
-    if not isinstance(value, list) or not 0 < len(value) <= MAX_OBJECTS:
-        raise RequestError(
-            f"kv_transfer_params: {way} must be a list of at least one object, and at most {MAX_OBJECTS}"
-        )
-    return LinkParams(policy, tuple(_parse_object(way, entry) for entry in value))
 
 
 def _parse_compile(value: object, policy: Policy) -> CompileParams:

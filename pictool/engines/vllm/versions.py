@@ -7,6 +7,7 @@ The grammars of 0.31 (xgrammar 0.2.7) follow one schema of an `allOf` alone, in 
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from pictool.errors import InputError
@@ -19,6 +20,12 @@ INSTALL = f"pip install 'vllm=={SUPPORTED[-1]}*'"
 def is_supported(version: str) -> bool:
     """Whether the connector works with this version of vLLM."""
     return version.startswith(SUPPORTED)
+
+
+def require_vllm() -> None:
+    """Raise InputError, with the remedy, where there is no vLLM."""
+    if find_spec("vllm") is None:
+        raise InputError(f"--engine vllm: vLLM is not installed here; {INSTALL} (docs/guides/vllm.md)")
 
 
 def require_version() -> None:

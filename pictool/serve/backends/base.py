@@ -6,25 +6,30 @@ import asyncio
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing, suppress
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from pictool.compiler.chunking import make_chunks
 from pictool.compiler.compile import CODEC
-from pictool.core import TokenIds
+from pictool.core import Chunk, CompileOptions, TokenIds
 from pictool.errors import ObjectError, StoreError
 from pictool.linker.grid import label_of
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
+from pictool.linker.spec import Spec
 from pictool.recognition.index import ContentIndex, IndexThread
 from pictool.recognition.matches import Match
+from pictool.serve.admission import AdmissionControl
+from pictool.serve.backends.query import ServedQuery
 from pictool.serve.channel import Send, compiled_event
 from pictool.serve.prompts.explained import explain
 from pictool.serve.prompts.layout import Open, PromptLayout, lay_out
 from pictool.serve.prompts.learning import MAX_LEARNED, Learner, texts_of
-from pictool.serve.prompts.leased import has_object
-from pictool.serve.prompts.offered import offered_policy
+from pictool.serve.prompts.leased import has_object, with_objects
+from pictool.serve.prompts.offered import offered_policy, require_offered
 from pictool.serve.prompts.retrieving import RetrievedDocument, StoredTexts
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import (
@@ -32,6 +37,7 @@ from pictool.serve.work import (
     Backend,
     BackendStatus,
     ChatPrompt,
+    CompiledText,
     Linking,
     PromptPart,
     WrittenPiece,
@@ -40,7 +46,6 @@ from pictool.serve.work import (
 if TYPE_CHECKING:
     from pictool.engines.base import Engine
     from pictool.linker.residency import PoolCounts
-    from pictool.linker.spec import Spec
     from pictool.runtime.model import Model
     from pictool.serve.schema import DocumentQuery
     from pictool.store.store import Store
@@ -86,15 +91,19 @@ class BackendSettings:
 
 
 class EngineBackend(Backend):
-    """One model over one store. Who inherits runs its engine: compiles, links and answers, in turns.
+    """One model over one store. It drives an `Engine` of each tenant; who inherits says when that has its turn, and how
+    the tokens of an answer come.
 
     Attributes:
         index: the documents of the store that are recognised.
         divergence, problem: of the start-up check.
+        batches: calls of a query that are ready at once reach the engine together.
 
     Raises:
         InputError, ModelError: the model does not support the policy.
     """
+
+    batches: ClassVar[bool]
 
     def __init__(self, model: Model, store: Store, settings: BackendSettings) -> None:
         model.require_policy(settings.policy)
@@ -116,6 +125,9 @@ class EngineBackend(Backend):
         self._indexing.wait()
         self._texts = StoredTexts(self._store, self.index, self._base, context_length)
         self._learner = Learner(self._settings.learned_bytes, self.index, self._settings.min_tokens, max_learned)
+        self._cutting = copy(self._base)  # for texts that are cut in a thread: a tokenizer is used by one at a time
+        self._cutting.tokenizer, self._cutting.name = deepcopy(self._base.tokenizer), self.model
+        self._cutting_places = AdmissionControl(self._settings.max_waiting, most=1)
 
     def has(self, key: str) -> bool:
         return has_object(self._store, key, self._base.target)
@@ -131,6 +143,94 @@ class EngineBackend(Backend):
             waiting, active, label_of(self.policy), self.divergence, self.problem, self._learner.num_bytes,
             self._learner.num_failed, pool,
         )  # fmt: skip
+
+    # What an engine does for a request
+
+    @abstractmethod
+    def _driven(self, tenant: Tenant, work: Callable[[Engine, Send], None]) -> AsyncGenerator[Any, None]:
+        """What work with the engine over a tenant's objects sends. A caller that goes no further ends it.
+
+        Raises:
+            ApiError: there is no place for it. Exception: what the work raises.
+        """
+
+    async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
+        chunks = await self._cut(text, tenant, chunk_tokens)
+
+        def work(engine: Engine, send: Send) -> None:
+            for done in engine.compile(chunks, self._options(self.policy)):
+                send(CompiledText(done.key, len(done.chunk), done.is_new, done.chunk.continues))
+            self._indexing.wake()
+
+        return [done async for done in self._driven(tenant, work)]
+
+    async def execute(self, query: str, tenant: Tenant) -> list[str]:
+        def work(engine: Engine, send: Send) -> None:
+            served = ServedQuery(
+                query, engine, self.model, self.policy, self._settings.codec, side_by_side=self.batches
+            )  # fmt: skip
+            send(served.run())
+            self._indexing.wake()
+
+        (texts,) = [texts async for texts in self._driven(tenant, work)]
+        return list(texts)
+
+    async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
+        require_offered(spec.policy, self._settings.policy, self._settings.allowed)
+
+        def work(engine: Engine, send: Send) -> None:
+            answer = engine.answer(
+                with_objects(spec, self._store, tenant.salt), compare=compares,
+                on_text=lambda text: send({"text": text}), on_compile=lambda done: send(compiled_event(done)),
+            )  # fmt: skip
+            report: dict[str, Any] = answer.report() | {"model": self.model}
+            report.pop("pool", None)  # its moves are of other tenants' objects, too
+            send({"report": report, "origin": answer.origin()})
+            self._indexing.wake()
+
+        async with aclosing(self._driven(tenant, work)) as events:
+            async for event in events:
+                yield event
+
+    def _options(self, policy: Policy) -> CompileOptions:
+        """How the objects of a policy are compiled."""
+        return Spec(policy=policy, codec=self._settings.codec).objects_for(self._base)
+
+    async def _cut(self, text: str, tenant: Tenant, chunk_tokens: int | None) -> list[Chunk]:
+        """The chunks of a text, cut in a thread; one text at a time, also if a client goes away."""
+        async with self._cutting_places.place(tenant.name):
+            cutting = asyncio.ensure_future(asyncio.to_thread(make_chunks, self._cutting, text, "text", chunk_tokens))
+            try:
+                return await asyncio.shield(cutting)
+            finally:
+                await asyncio.wait({cutting})
+                cutting.exception()  # read, or asyncio logs it where the client went away
+
+    # Texts that requests repeat
+
+    async def _learn(self, work: AnswerRequest) -> None:
+        """After an answer: have the parts of its request compiled that an earlier one had, if nobody waits."""
+        if self._settings.learned_bytes and work.linking.recognises:
+            parts = await asyncio.to_thread(self._learner.find, work.tenant.id, texts_of(work.prompt))
+            if parts and not self.status().waiting:
+                self._begin_learning(work.tenant, parts)
+
+    @abstractmethod
+    def _begin_learning(self, tenant: Tenant, parts: Sequence[str]) -> None:
+        """Run `_compile_parts` beside requests."""
+
+    def _compile_parts(self, engine: Engine, parts: Sequence[str]) -> None:
+        """Compile texts, one object at a time, while no request waits."""
+        try:
+            for chunk in self._learner.chunks(engine.model, self.policy, parts):
+                if self.status().waiting:
+                    return
+                (done,) = engine.compile([chunk], self._options(self.policy))
+                self._learner.count(done)
+        except Exception as error:
+            self._learner.fail(error)
+        finally:
+            self._indexing.wake()
 
     # Prompts
 
@@ -198,21 +298,3 @@ class EngineBackend(Backend):
 
     def _indexed_text(self, tokens: Sequence[int]) -> str:
         return str(self._base.tokenizer.decode(list(tokens)))
-
-    # Work of an engine
-
-    def _answer_spec(self, engine: Engine, spec: Spec, compares: bool, send: Send) -> None:
-        """Answer a request of `pic link`, and send the events of /v1/link."""
-        answer = engine.answer(
-            spec, compare=compares, on_text=lambda text: send({"text": text}),
-            on_compile=lambda done: send(compiled_event(done)),
-        )  # fmt: skip
-        report: dict[str, Any] = answer.report() | {"model": self.model}
-        report.pop("pool", None)  # its moves are of other tenants' objects, too
-        send({"report": report, "origin": answer.origin()})
-
-    async def _repeated(self, work: AnswerRequest) -> list[str]:
-        """The parts of a request to compile, since an earlier one had them."""
-        if not self._settings.learned_bytes:
-            return []
-        return await asyncio.to_thread(self._learner.find, work.tenant.id, texts_of(work.prompt))

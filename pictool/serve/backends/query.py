@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pictool.linker.policies.base import Policy
+from pictool.runtime import turns
 from pictool.serve.errors import ApiError, model_not_found
 from pictool.spans import query as nodes
 from pictool.spans.execute import Executor, Hooks, RunOptions
 from pictool.spans.optimise import own_calls
-from pictool.spans.query import Checkpoint
 from pictool.spans.reading import read_query
 
 if TYPE_CHECKING:
@@ -28,8 +29,7 @@ class ServedQuery:
 
     Args:
         engine: runs its calls. side_by_side: those that are ready at once reach it together.
-        models: the names of the engine's model, that which clients read first.
-        checkpoint: called after every `STEP_NODES` nodes that are read, optimised or evaluated; it may raise.
+        model: the name of the engine's model.
 
     Raises:
         ApiError: a query that reads files of the server, asks somebody, names another model, or has too many calls.
@@ -37,10 +37,9 @@ class ServedQuery:
     """
 
     def __init__(
-        self, text: str, engine: Engine, models: Sequence[str], policy: Policy, codec: str, *,
-        side_by_side: bool = True, checkpoint: Checkpoint = nodes.no_checkpoint,
-    ) -> None:  # fmt: skip
-        each = every(STEP_NODES, checkpoint)
+        self, text: str, engine: Engine, model: str, policy: Policy, codec: str, *, side_by_side: bool
+    ) -> None:
+        each = every(STEP_NODES, partial(turns.checkpoint, "turn"))
         query = read_query(text, "query", is_yaml=False, checkpoint=each)
         num_calls = 0
         for _, node in nodes.nodes(query):
@@ -48,7 +47,7 @@ class ServedQuery:
             if isinstance(node, _LOCAL) or (isinstance(node, nodes.Fragment) and node.text is None):
                 raise ApiError(400, f"query: {node.kind} is for queries that run where their files are", code="query")
             if isinstance(node, nodes.Generate | nodes.Chat | nodes.Map):
-                _require_served(node.call.model, models)
+                _require_served(node.call.model, model)
             num_calls += own_calls(node)
         if num_calls > MAX_CALLS:
             raise ApiError(400, f"query: has {num_calls} calls; {MAX_CALLS} at most, so split it", code="query")
@@ -73,10 +72,10 @@ def every(count: int, call: Callable[[], None]) -> Callable[[], None]:
     return counted
 
 
-def _require_served(model: str, served: Sequence[str]) -> None:
+def _require_served(model: str, served: str) -> None:
     """Refuse a call of another model. Raises ApiError 404."""
-    if not {model, nodes.model_name(model)} & {*served, *ANY_MODEL}:
-        raise model_not_found(model, served[0])
+    if not {model, nodes.model_name(model)} & {served, *ANY_MODEL}:
+        raise model_not_found(model, served)
 
 
 def _text(node: nodes.Query) -> str:

@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from pictool.engines.vllm.client import process
-from pictool.engines.vllm.client.offline import VllmEngine
 from pictool.engines.vllm.request import SECRET
 from pictool.errors import InputError
 
@@ -36,9 +35,7 @@ HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).
 PARENT = """
 import sys, time
 from pictool.engines.vllm.client import process
-from pictool.engines.vllm.client.offline import VllmEngine
 
-VllmEngine.require_installed = lambda: None
 with process.vllm_server(process.EngineOptions("model", "name", "float32", {"store": "x"}), "key") as own:
     print(own.process.pid, flush=True)
     time.sleep(60)
@@ -53,7 +50,6 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [str(tmp_path), str(Path(process.__file__).parents[4]), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     monkeypatch.setenv(SECRET, "shared")
-    monkeypatch.setattr(VllmEngine, "require_installed", lambda: None)
 
 
 def options(*more: str, **extra: Any) -> process.EngineOptions:

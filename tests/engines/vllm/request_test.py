@@ -96,7 +96,8 @@ def test_names_and_salts_of_reports() -> None:
     assert isinstance(parsed, CompileParams) and parsed.report_as == "x" and parsed.salt is None
     assert parse_request({"pic": {"report": "x"}}, NAIVE, False) == ReportParams("x")
     wrongs: tuple[dict[str, Any], ...] = (
-        {"report": ""}, {"report": 5}, {"report": "x", "keys": ["ab"]}, {"report": "x", "recognise": True},
+        {"report": ""}, {"report": 5}, {"report": "x", "keys": ["ab"]}, {"keys": ["ab"], "recognise": True},
+        {"report": "x", "recognise": True},
         {"keys": ["ab"], "salt": 5}, {"keys": ["ab"], "report_as": "x" * 5000},
     )  # fmt: skip
     for fields in wrongs:
@@ -115,14 +116,3 @@ def test_a_proof_is_of_one_text_and_of_who_has_the_secret(monkeypatch: pytest.Mo
     assert not is_proof("", "text", 0, "salt") and not is_proof("ö\ud800", "text", 0, "salt")
     monkeypatch.setenv(SECRET, "another")
     assert not is_proof(proof, "text", 0, "salt")
-
-
-def test_documents_are_recognised_beside_named_ones() -> None:
-    named = {"keys": ["ab"]}
-    parsed = parse_request({"pic": {**named, "recognise": True}}, NAIVE, False)
-    assert isinstance(parsed, LinkParams) and parsed.recognises and parsed.objects is not None
-    parsed = parse_request({"pic": {**named, "recognise": False}}, NAIVE, True)
-    assert isinstance(parsed, LinkParams) and not parsed.recognises
-    for fields in ({**named, "recognise": 1}, {**named, "chunks": []}, {"compile": {}, "recognise": True}):
-        with pytest.raises(RequestError):
-            parse_request({"pic": fields}, NAIVE, False)

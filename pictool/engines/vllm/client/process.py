@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pictool.engines.vllm import plugin
-from pictool.engines.vllm.client.offline import CONNECTOR, VllmEngine
 from pictool.engines.vllm.client.setup import parse_settings
 from pictool.engines.vllm.request import SECRET
 from pictool.errors import InputError
 
+CONNECTOR = "pictool.engines.vllm.connector"
+_LOGS = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_LOGGING_COLOR": "0"}  # stderr shows escapes, and obeys none
 _POLL_S, _END_S = 0.2, 20.0
 _OURS = ("--model", "--served-model-name", "--dtype", "--kv-transfer-config", "--host", "--port")
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -80,7 +81,6 @@ def vllm_server(options: EngineOptions, key: str) -> Iterator[VllmProcess]:
     Raises:
         InputError: fields that do not fit, or vLLM does not start.
     """
-    VllmEngine.require_installed()
     parse_settings(options.extra)
     for part in options.more:
         if (name := part.partition("=")[0].replace("_", "-")) in _OURS:
@@ -95,7 +95,7 @@ def vllm_server(options: EngineOptions, key: str) -> Iterator[VllmProcess]:
         surroundings["VLLM_PLUGINS"] = f"{os.environ['VLLM_PLUGINS']},{plugin.NAME}"
     process = subprocess.Popen(
         [*module, *options.arguments, *listening, "--disable-uvicorn-access-log", *options.more],
-        env=os.environ | surroundings, stdout=sys.stderr, start_new_session=True, preexec_fn=_end_with_parent,
+        env=_LOGS | os.environ | surroundings, stdout=sys.stderr, start_new_session=True, preexec_fn=_end_with_parent,
     )  # fmt: skip
     try:
         _wait_until_ready(process, url)

@@ -29,15 +29,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger("vllm.pictool")
 DEFAULTS: dict[str, Any] = {
     "store": None, "policy": "legolink-16", "recognise": False, "min_tokens": 16, "refresh_s": 10.0,
-    "start_s": 60.0, "plan_s": 5.0, "decline": False, "codec": None, "compile": False,
-    "device": "cpu", "any_model": False, "policies": None, "show_problems": False,
+    "start_s": 60.0, "plan_s": 5.0, "codec": None, "compile": False,
+    "device": "cpu", "any_model": False, "policies": None,
     "step_bytes": 32 << 20, "step_rows": 0, "step_ms": 0, "memory_bytes": 0, "max_bytes": None, "remote": None,
     "fingerprint": None, "require_signed": None, "signing_key": None,
 }  # fmt: skip
+_LEFT = {"decline", "show_problems"}  # fields of earlier versions
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "store": str, "recognise": bool, "min_tokens": int, "refresh_s": (int, float),
-    "start_s": (int, float), "plan_s": (int, float), "decline": bool, "codec": (str, type(None)), "compile": bool,
-    "device": str, "any_model": bool, "policies": (list, type(None)), "show_problems": bool,
+    "start_s": (int, float), "plan_s": (int, float), "codec": (str, type(None)), "compile": bool,
+    "device": str, "any_model": bool, "policies": (list, type(None)),
     "step_bytes": int, "step_rows": int, "step_ms": (int, float), "memory_bytes": int, "max_bytes": (int, type(None)),
     "remote": (str, type(None)), "fingerprint": (str, type(None)),
     "require_signed": (str, type(None)), "signing_key": (str, type(None)),
@@ -56,16 +57,12 @@ class ConnectorSettings:
         refresh_s: seconds between scans of the store for new objects.
         start_s: seconds that start-up waits for the first scan.
         plan_s: seconds within which a request must be planned; else it is computed exactly.
-        decline: compute a request that names no object, rather than link it, if links of its policy and about its size
-            took longer than a prefill of as many tokens. What is linked then depends on measured times.
         codec: codec of recognised objects; by default any, a lossless one first.
         compile: let requests write objects; anyone who may send requests can then fill the store. A router that
             shares PIC_ROUTER_SECRET may in any case.
         device: device of the policy's small model (`speccache`).
         any_model: let requests name the small model; else only that of `policy` is loaded.
         policies: policies that requests may choose beside `policy`; by default all.
-        show_problems: tell clients in full why a request was not linked, paths and keys included. Only for
-            servers whose clients own the store.
         step_bytes: bytes of objects that a step with other work copies at most.
         step_rows: rows that a step computes for links at most, and whose hidden states are kept; 0: one prefill chunk.
         step_ms: milliseconds that a step with other work spends on links at most; 0: 60 % of an
@@ -87,13 +84,11 @@ class ConnectorSettings:
     refresh_s: float
     start_s: float
     plan_s: float
-    decline: bool
     codec: str | None
     compile: bool
     device: str
     any_model: bool
     policies: tuple[str, ...] | None
-    show_problems: bool
     step_bytes: int
     step_rows: int
     step_ms: float
@@ -122,9 +117,11 @@ def parse_settings(extra_config: Mapping[str, Any]) -> ConnectorSettings:
         raise InputError(
             "kv_connector_extra_config: serve: vLLM has no router of its own; pic serve --upstream fronts it"
         )
-    if unknown := sorted(set(extra_config) - set(DEFAULTS)):
+    if unknown := sorted(set(extra_config) - {*DEFAULTS, *_LEFT}):
         raise InputError(f"kv_connector_extra_config has no field {unknown[0]!r}; its fields are {', '.join(DEFAULTS)}")
-    values = {**DEFAULTS, **extra_config}
+    for name in extra_config.keys() & _LEFT:
+        _log.warning("pic: kv_connector_extra_config has no field %r any more; leave it out", name)
+    values = {name: extra_config.get(name, default) for name, default in DEFAULTS.items()}
     if values["store"] is None:
         raise InputError('kv_connector_extra_config: "store" must name the directory of the objects')
     for field, kind in _TYPES.items():

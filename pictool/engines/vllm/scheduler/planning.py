@@ -114,8 +114,6 @@ class Planner:
                 return None
         else:
             matches = self._match(request.objects, tokens, salt, deadline)
-            if request.recognises:
-                matches = self._with_recognised(matches, request, tokens, salt, deadline)
         try:
             return make_plan(request.policy, tokens, matches, self._head_key(tokens[: matches[0].start], salt), salt)
         except InputError as error:
@@ -223,20 +221,6 @@ class Planner:
             self.throttle.pause()
             usable[key] = self._is_usable(key, salt, request.policy.needs.all_tables)
         return [match for match in matches if usable[match.key]]
-
-    def _with_recognised(
-        self, named: list[Match], request: LinkParams, tokens: TokenIds, salt: str, deadline: PlanningDeadline
-    ) -> list[Match]:
-        """The named objects, and stored documents in the tokens between them, before and after."""
-        matches, start = list[Match](), 0
-        for match in [*named, None]:
-            end = len(tokens) if match is None else match.start
-            for found in self._recognise(request, tokens[start:end], salt, deadline) if end > start else ():
-                matches.append(Match(found.key, start + found.start, found.tokens, found.offset))
-            if match is not None:
-                matches.append(match)
-                start = match.end
-        return matches
 
     def _is_usable(self, key: str, salt: str, needs_table: bool) -> bool:
         """Whether a recognised object can be linked; if so, it is now used. A damaged one is not recognised again."""

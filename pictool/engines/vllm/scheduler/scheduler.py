@@ -32,7 +32,6 @@ from pictool.engines.vllm.request import (
     is_proof,
     parse_request,
 )
-from pictool.engines.vllm.scheduler.costs import LinkCosts
 from pictool.engines.vllm.scheduler.planning import Planner
 from pictool.errors import PicError
 from pictool.linker.grid import label_of
@@ -66,9 +65,6 @@ class LinkReport:
     timing: dict[str, float] = field(default_factory=dict)
     problem: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
 
 @dataclass
 class MetricCounts:
@@ -76,15 +72,11 @@ class MetricCounts:
 
     linked: int = 0
     failed: int = 0
-    declined: int = 0
     reused_tokens: float = 0.0
     shared_tokens: int = 0
     recomputed_tokens: float = 0.0
     load_s: list[float] = field(default_factory=list)  # of every link
     recompute_s: list[float] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -117,7 +109,6 @@ class _Link:
     report: LinkReport
     started: float
     is_fresh: bool = False  # nothing of it comes from vLLM's own cache
-    is_named: bool = False  # the request names its objects
     planned: PromptPlan | None = None  # once it has the salt of its plan
     num_external: int = 0  # tokens that its job loads or computes
     is_loaded: bool = False
@@ -147,9 +138,8 @@ class SchedulerSide:
         self._planner, self._settings = planner, settings
         self._planners: dict[int, Planner] = {}  # by the id of an adapter
         self._making = threading.Lock()
-        self._salts, self._counts, self._costs = SaltFactory(), MetricCounts(), LinkCosts()
-        self._links: dict[str, _Link] = {}  # by request id
-        self._compiles: dict[str, _Compile] = {}
+        self._salts, self._counts = SaltFactory(), MetricCounts()
+        self._active: dict[str, _Link | _Compile] = {}  # by request id
         self._reports: dict[str, LinkReport] = {}  # of requests that are neither any more
         self._named: dict[str, LinkReport] = {}  # by the name that a request gave its own
         self._jobs: list[Job] = []
@@ -193,7 +183,7 @@ class SchedulerSide:
 
         Of several answers to one prompt it is the first one's: the others reuse what that has linked, or wait for it.
         """
-        active = self._links.get(request_id) or self._compiles.get(request_id)
+        active = self._active.get(request_id)
         report = self._reports.get(request_id) if active is None else active.report
         if report is not None:
             self._named.setdefault(name, report)
@@ -203,19 +193,18 @@ class SchedulerSide:
     def num_matched_tokens(self, request: Request, num_computed: int) -> int | None:
         """Tokens to load after the computed ones; None: not known yet, ask again. Never blocks the scheduler."""
         try:
-            if request.request_id in self._compiles:
-                return self._num_to_compile(self._compiles[request.request_id], num_computed)
-            if request.request_id in self._links:
-                return self._num_to_link(self._links[request.request_id], num_computed)
-            return 0
+            active = self._active.get(request.request_id)
+            if isinstance(active, _Compile):
+                return self._num_to_compile(active, num_computed)
+            return 0 if active is None else self._num_to_link(active, num_computed)
         except Exception as error:
             self._fall_back(request, error)
             return None  # its blocks must be looked for again
 
     def take_blocks(self, request: Request, blocks: Sequence[int], num_external: int) -> None:
         """Blocks were allocated; with `num_external` tokens to load, the job goes out with this step."""
-        link = self._links.get(request.request_id)
-        if link is not None and link.planned is not None and link.report.shared is None:
+        link = self._active.get(request.request_id)
+        if isinstance(link, _Link) and link.planned is not None and link.report.shared is None:
             link.report.shared = link.planned.plan.num_context - num_external
             self._counts.shared_tokens += link.report.shared
         if not num_external:
@@ -230,14 +219,12 @@ class SchedulerSide:
         self._throttle.note(not num_tokens)
         self._patience_s = 0.0 if num_tokens else PLAN_WAIT_S
         jobs, self._jobs = self._jobs, []
-        is_linking = any(link.num_external and not link.is_loaded for link in self._links.values())
-        self._costs.begin_step(num_tokens, is_linking)
         return jobs
 
     def finish_jobs(self, outcomes: dict[str, JobResult]) -> None:
         """Record outcomes. A request whose job failed is an ordinary one from here on: vLLM computes all of it."""
         for name, outcome in outcomes.items():
-            active = self._links.get(name) or self._compiles.get(name)
+            active = self._active.get(name)
             if active is None:  # it was aborted
                 continue
             if outcome.problem is not None:
@@ -247,13 +234,13 @@ class SchedulerSide:
             else:
                 active.report.state = "compiled"
                 active.checking.result().wake()
-                self._reports[name] = self._compiles.pop(name).report
+                self._reports[name] = self._active.pop(name).report
 
     def finish_request(self, request: Request) -> dict[str, Any] | None:
         """A request is over: the fields that its response gets."""
         name = request.request_id
         report = self._drop(name) or self._reports.pop(name, None)
-        return None if report is None else {FIELD: report.as_dict()}
+        return None if report is None else {FIELD: dict(vars(report))}
 
     def take_counts(self) -> MetricCounts | None:
         """What was counted since the last call; None if nothing."""
@@ -286,8 +273,8 @@ class SchedulerSide:
         planning = threads.submit(self._plan, request, parsed, tokens, client_salt, deadline)
         limit = None if parsed.policy.needs.runs_model else deadline  # a second model takes the time that it takes
         link = _Link(request, client_salt, own_salt, planning, limit, report, time.perf_counter())
-        link.is_fresh, link.is_named = parsed.fresh, parsed.objects is not None
-        self._links[request.request_id] = link
+        link.is_fresh = parsed.fresh
+        self._active[request.request_id] = link
         if self._is_done(planning):
             self._take_plan(link)
 
@@ -345,25 +332,10 @@ class SchedulerSide:
         if num_computed >= plan.num_context:
             report.state = "cached" if report.state == "waiting" else report.state
             return 0
-        if self._declines(link, num_computed):
-            return None  # blocks must be looked for again, as of an ordinary request
         if num_computed and link.planned.rows is None:  # a policy that narrows needs the whole prompt
             _set_salt(link.request, self._salts.unique())
             return None
         return plan.num_context - num_computed
-
-    def _declines(self, link: _Link, num_computed: int) -> bool:
-        """Whether a request that named no object is computed instead, since its link would take longer."""
-        if not self._settings.decline or link.is_named or link.is_loaded or num_computed:
-            return False
-        if not self._costs.declines(link.report.policy, link.report.context):
-            return False
-        _set_salt(link.request, link.own_salt)
-        self._drop(link.request.request_id)
-        link.report.state, link.report.problem = "exact", "links of this size take longer here than a prefill"
-        self._reports[link.request.request_id] = link.report
-        self._counts.declined += 1
-        return True
 
     def _num_to_compile(self, job: _Compile, num_computed: int) -> int | None:
         if not self._is_done(job.checking, job.deadline):
@@ -373,16 +345,17 @@ class SchedulerSide:
 
     def _make_job(self, request: Request, blocks: Sequence[int], num_external: int) -> Job:
         name = request.request_id
-        if name in self._compiles:
-            parsed, salt = self._compiles[name].parsed, self._compiles[name].salt
+        active = self._active[name]
+        if isinstance(active, _Compile):
+            parsed, adapter = active.parsed, _adapter_of(request, active.checking.result())
             tokens = np.asarray(request.prompt_token_ids[:-1], dtype=np.int32)
-            adapter = _adapter_of(request, self._compiles[name].checking.result())
-            return CompileJob(name, tokens, parsed.sinks, parsed.text, tuple(blocks), salt, parsed.later, adapter)
-        link = self._links[name]
-        assert link.planned is not None
-        link.num_external = num_external
-        computed = link.planned.plan.num_context - num_external
-        planned, adapter = link.planned, _adapter_of(request, link.planned.planner)
+            return CompileJob(
+                name, tokens, parsed.sinks, parsed.text, tuple(blocks), active.salt, parsed.later, adapter
+            )  # fmt: skip
+        planned = active.planned
+        assert planned is not None
+        active.num_external, computed = num_external, planned.plan.num_context - num_external
+        adapter = _adapter_of(request, planned.planner)
         return LinkJob(name, planned.plan, planned.rows, computed, tuple(blocks), planned.first, adapter)
 
     def _add_compile(self, request: Request, parsed: CompileParams, salt: str) -> None:
@@ -392,7 +365,7 @@ class SchedulerSide:
         checking = self._threads.submit(self._check_compile, request, parsed)
         report = LinkReport(label_of(parsed.policy))
         deadline = PlanningDeadline.after(self._settings.plan_s)
-        self._compiles[request.request_id] = _Compile(request, parsed, report, salt, checking, deadline)
+        self._active[request.request_id] = _Compile(request, parsed, report, salt, checking, deadline)
         _set_salt(request, self._salts.unique())
 
     def _check_compile(self, request: Request, parsed: CompileParams) -> Planner:
@@ -412,7 +385,6 @@ class SchedulerSide:
             return
         link.is_loaded = True
         self._counts.linked += 1
-        self._costs.linked(report.policy, link.num_external, outcome.load_s + outcome.recompute_s)
         self._counts.recomputed_tokens += outcome.recomputed
         self._counts.reused_tokens += reused
         self._counts.load_s.append(outcome.load_s)
@@ -424,21 +396,20 @@ class SchedulerSide:
     def _fall_back(self, request: Request, why: Problem | Exception) -> None:
         """From here on the request is an ordinary one, with the block hashes of one."""
         problem = why if isinstance(why, Problem) else Problem.of(why)
-        name, link = request.request_id, self._links.get(request.request_id)
-        if link is not None and link.planned is not None:
-            link.planned.planner.mark_suspect(link.planned.plan)
-        if link is not None:
-            _set_salt(request, link.own_salt)
+        name, active = request.request_id, self._active.get(request.request_id)
+        if isinstance(active, _Link):
+            if active.planned is not None:
+                active.planned.planner.mark_suspect(active.planned.plan)
+            _set_salt(request, active.own_salt)
         if isinstance(why, Exception) and not isinstance(why, PicError):
             _log.warning("pic: unexpected", exc_info=why)
         self._fail(name, self._drop(name) or LinkReport(label_of(self._settings.policy)), problem)
 
     def _drop(self, name: str) -> LinkReport | None:
         """Forget a request that is linked or compiled; returns its report."""
-        link, compiled = self._links.pop(name, None), self._compiles.pop(name, None)
-        if link is not None:
-            link.planning.cancel()
-        active = link or compiled
+        active = self._active.pop(name, None)
+        if isinstance(active, _Link):
+            active.planning.cancel()
         return None if active is None else active.report
 
     def _refuse(self, request: Request, parsed: LinkParams | CompileParams, problem: str) -> None:
@@ -450,8 +421,7 @@ class SchedulerSide:
 
     def _fail(self, name: str, report: LinkReport, problem: Problem) -> None:
         """The request is computed exactly: report it, count it, and warn."""
-        shown = problem.detail if self._settings.show_problems else problem.shown
-        report.state, report.problem, report.recomputed = "exact", shown, None
+        report.state, report.problem, report.recomputed = "exact", problem.shown, None
         self._reports[name] = report
         self._counts.failed += 1
         _log.warning("pic: request %s is computed exactly: %s", name, problem.detail)

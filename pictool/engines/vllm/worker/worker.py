@@ -301,7 +301,7 @@ class WorkerSide:
             parts = (part.reshape(len(job.tokens), len(rank.heads), -1) for part in joined)
             layers.append([rank.gather_heads(part)[job.sinks :].transpose(0, 1).contiguous() for part in parts])
         computed = streams.event_now(forward.model.device)
-        write = partial(self._write, job, target, layers, computed) if rank.is_first else _nothing
+        write = partial(self._write, job, target, layers, computed) if rank.is_first else lambda: None
         self._writing[job.request_id] = self._threads.submit(write)
         return [0.0]
 
@@ -375,10 +375,6 @@ class _KVCapture:
             self.values[index].append(self._model.layers[index].keys_and_values(inputs)[1].clone())
 
         return keep
-
-
-def _nothing() -> None:
-    """What a rank writes that is not the first."""
 
 
 def _problem(error: BaseException) -> Problem:

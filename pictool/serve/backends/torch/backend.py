@@ -7,18 +7,17 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from copy import copy, deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pictool.compiler.chunking import make_chunk, make_chunks
+from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import CODEC, Compiled, compile_chunks
-from pictool.core import Chunk, PromptText, TokenIds
+from pictool.core import PromptText, TokenIds
 from pictool.engines import engine_of
-from pictool.engines.base import Answer, compare_answers
+from pictool.engines.base import Answer, Engine, compare_answers
 from pictool.engines.torch import TorchEngine, link_result
 from pictool.errors import InputError, NotFiniteError, ObjectError, StoreError
 from pictool.linker.grid import label_of
@@ -29,19 +28,16 @@ from pictool.linker.pooled import keep_prefix
 from pictool.linker.residency import ResidentObjects
 from pictool.linker.resolve import require_room
 from pictool.linker.spec import Spec
+from pictool.runtime import turns
 from pictool.runtime.chat.grammar import compiled
 from pictool.runtime.decode import Generated, Step, generate, generate_steps, generated_of
 from pictool.runtime.memory.pool import default_pool_bytes
-from pictool.serve.admission import AdmissionControl
 from pictool.serve.backends.base import FULL, BackendSettings, EngineBackend, log
-from pictool.serve.backends.query import ServedQuery
 from pictool.serve.backends.torch.engine_thread import ClosedError, EngineTask, EngineThread, QueueFullError
-from pictool.serve.backends.torch.served_engine import ServedEngine, with_chunks
 from pictool.serve.channel import Channel, End, Send
 from pictool.serve.errors import queue_full, server_ends
 from pictool.serve.prompts.layout import PromptLayout, lay_out, pieces_of
-from pictool.serve.prompts.leased import leased_object, with_objects
-from pictool.serve.prompts.offered import require_offered
+from pictool.serve.prompts.leased import leased_object
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import (
     AnswerRequest,
@@ -82,11 +78,13 @@ def _open_residents(model: Model, store: Store, settings: BackendSettings) -> Re
 
 
 class TorchBackend(EngineBackend):
-    """Answers on `transformers` models in this process. A context manager, of which `close` is the end.
+    """Answers by the engine of this process: transformers models, and GGUF files. A context manager.
 
     Raises:
         InputError: a pool of too few bytes. ModelError: of a model whose keys cannot be moved.
     """
+
+    batches = False
 
     def __init__(self, model: Model, store: Store, settings: BackendSettings) -> None:
         super().__init__(model, store, settings)
@@ -95,10 +93,7 @@ class TorchBackend(EngineBackend):
         self._residents = _open_residents(model, store, settings)
         settings.policy.prepare(model)
         self.begin(model.name, model.max_positions)
-        self._cutting = copy(model)  # for texts that are cut in other threads: a tokenizer is used by one at a time
-        self._cutting.tokenizer, self._cutting.name = deepcopy(model.tokenizer), self.model
         self._thread = EngineThread(settings.max_waiting, settings.max_active)
-        self._cutting_places = AdmissionControl(settings.max_waiting, most=1)
 
     def __enter__(self) -> TorchBackend:
         return self
@@ -122,75 +117,26 @@ class TorchBackend(EngineBackend):
     async def answer(self, work: AnswerRequest) -> AsyncGenerator[Event, None]:
         if work.answer_format.schema is not None:
             work = replace(work, answer_format=await asyncio.to_thread(compiled, self._base, work.answer_format))
-        async with aclosing(self._in_turn(work.tenant.name, partial(self._answer, work))) as events:
+        async with aclosing(self._driven(work.tenant, partial(self._answer, work))) as events:
             async for event in events:
                 yield event
         await self._learn(work)
 
-    async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
-        chunks = await self._cut(text, tenant, chunk_tokens)
-
-        def work(task: EngineTask, send: Send) -> None:
-            options = Spec(policy=self.policy, codec=self._settings.codec).objects_for(self._base)
-            for done in ServedEngine(self.engine_of(tenant), task).compile(chunks, options):
-                send(CompiledText(done.key, len(done.chunk), done.is_new, done.chunk.continues))
-            self._indexing.wake()
-
-        return [done async for done in self._in_turn(tenant.name, work)]
-
     async def count(self, prompt: ChatPrompt, tenant: Tenant) -> int:
-        def work(task: EngineTask, send: Send) -> None:
-            model = self.engine_of(tenant).model
+        def work(engine: Engine, send: Send) -> None:
+            model = engine.model
             pieces = pieces_of(model, prompt)
             send(len(lay_out(model, pieces, lambda piece: self._object(piece, model, FULL), None).tokens))
 
-        (count,) = [count async for count in self._in_turn(tenant.name, work)]
+        (count,) = [count async for count in self._driven(tenant, work)]
         return int(count)
-
-    async def execute(self, query: str, tenant: Tenant) -> list[str]:
-        """Run a query: each of its calls is a turn of its own, so that others come in between."""
-
-        def work(task: EngineTask, send: Send) -> None:
-            engine = ServedEngine(self.engine_of(tenant), task, self._settings.max_tokens)
-            served_query = ServedQuery(
-                query, engine, (self.model,), self.policy, self._settings.codec, side_by_side=False,
-                checkpoint=partial(task.checkpoint, ends_turn=True),
-            )  # fmt: skip
-            send(served_query.run())
-            self._indexing.wake()
-
-        (texts,) = [texts async for texts in self._in_turn(tenant.name, work)]
-        return list(texts)
-
-    async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
-        require_offered(spec.policy, self._settings.policy, self._settings.allowed)
-
-        def work(task: EngineTask, send: Send) -> None:
-            engine = ServedEngine(self.engine_of(tenant), task, self._settings.max_tokens)
-            documents = with_objects(spec, self._store, engine.model.salt)
-            self._answer_spec(engine, with_chunks(engine.model, documents, task), compares, send)
-            self._indexing.wake()
-
-        async with aclosing(self._in_turn(tenant.name, work)) as events:
-            async for event in events:
-                yield event
-
-    async def _cut(self, text: str, tenant: Tenant, chunk_tokens: int | None) -> list[Chunk]:
-        """The chunks of a text, in another thread than the engine's; one text at a time, also if a client goes away."""
-        async with self._cutting_places.place(tenant.name):
-            cutting = asyncio.ensure_future(asyncio.to_thread(make_chunks, self._cutting, text, "text", chunk_tokens))
-            try:
-                return await asyncio.shield(cutting)
-            finally:
-                await asyncio.wait({cutting})
-                cutting.exception()  # read, or asyncio logs it where the client went away
 
     # Turns
 
-    async def _in_turn(self, tenant: str, work: Callable[[EngineTask, Send], None]) -> AsyncGenerator[Any, None]:
+    async def _driven(self, tenant: Tenant, work: Callable[[Engine, Send], None]) -> AsyncGenerator[Any, None]:
         """What work on the engine's thread sends. A caller that goes no further ends it."""
-        channel = Channel()
-        task = EngineTask(tenant, lambda task: work(task, channel.send), lambda error: channel.send(End(error)))
+        channel, engine = Channel(), self.engine_of(tenant)
+        task = EngineTask(tenant.name, lambda _: work(engine, channel.send), lambda error: channel.send(End(error)))
         try:
             self._thread.submit(task)
             while not isinstance(event := await channel.queue.get(), End):
@@ -209,13 +155,15 @@ class TorchBackend(EngineBackend):
         if tenant.salt not in self._engines:
             model = self._base.with_salt(tenant.salt)
             model.name = self.model  # as clients know it, in what they are told
-            self._engines[tenant.salt] = engine_of(model)(model, self._store, residents=self._residents)
+            engine = engine_of(model)(model, self._store, residents=self._residents)
+            engine.max_tokens = self._settings.max_tokens
+            self._engines[tenant.salt] = engine
         return self._engines[tenant.salt]
 
     # One answer, on the engine's thread
 
-    def _answer(self, work: AnswerRequest, task: EngineTask, send: Send) -> None:
-        model, policy = self.engine_of(work.tenant).model, self._policy_of(work.linking)
+    def _answer(self, work: AnswerRequest, engine: Engine, send: Send) -> None:
+        model, policy = engine.model, self._policy_of(work.linking)
         work.sampling.require_tokens(model.config.vocab_size)
         pieces, lacks, marked = pieces_of(model, work.prompt), None, list[CompiledText]()
         if work.answer_format.keeps_special:
@@ -224,22 +172,20 @@ class TorchBackend(EngineBackend):
             if isinstance(piece, MarkedText) and policy.needs.objects:  # each may take as long as an answer
                 try:
                     done = self._compile_marked(piece.text, model, policy)
-                    is_new = done.is_new
-                    marked.append(CompiledText(done.key, len(done.chunk), is_new))
+                    marked.append(CompiledText(done.key, len(done.chunk), done.is_new))
                 except StoreError as error:
                     log.warning("pic: a marked text is computed exactly: %s", error)
-                    is_new, lacks = True, _NOT_KEPT
-                    pieces[index] = UnstoredText(make_chunk(model, piece.text, _MARKED).tokens)
-                task.checkpoint(ends_turn=is_new)
+                    lacks, pieces[index] = _NOT_KEPT, UnstoredText(make_chunk(model, piece.text, _MARKED).tokens)
+                turns.checkpoint()
         plan, prompt_layout = self._plan(work, pieces, model, policy)
-        self._answer_plan(work, plan, replace(prompt_layout, marked=tuple(marked)), lacks, task, send)
+        self._answer_plan(work, model, plan, replace(prompt_layout, marked=tuple(marked)), lacks, send)
 
     def _answer_plan(
-        self, work: AnswerRequest, plan: LinkPlan, prompt_layout: PromptLayout, lacks: str | None, task: EngineTask,
+        self, work: AnswerRequest, model: Model, plan: LinkPlan, prompt_layout: PromptLayout, lacks: str | None,
         send: Send,
     ) -> None:  # fmt: skip
         """Link a prompt and answer it. `lacks`: why a marked text is computed exactly, if one is."""
-        model, policy = self.engine_of(work.tenant).model, plan.policy
+        policy = plan.policy
         linked, problem = self._link(model, plan, prompt_layout, is_fresh=work.linking.verifies)
         reused = _reused_parts(linked, prompt_layout)
         parts = self._explained(work.linking, prompt_layout, policy, reused, problem is not None)
@@ -249,7 +195,6 @@ class TorchBackend(EngineBackend):
             explains=work.linking.explains,
         )  # fmt: skip
         send(StartEvent(reuse))
-        task.checkpoint()
         limit, image, first = self._num_tokens(work, plan), linked.image, list[Step]()
         is_plain = self._is_plain(work)
         for index in range(work.n):
@@ -266,11 +211,10 @@ class TorchBackend(EngineBackend):
                 if text or infos:
                     send(DeltaEvent(index, text, infos, num_new))
                     num_new = 0
-                task.checkpoint()
             send(self._finish(index, steps, model))
             first = first or steps
         if work.linking.verifies:
-            send(self._verified(model, work, plan, linked, generated_of(first), task))
+            send(self._verified(model, work, plan, linked, generated_of(first)))
         else:
             keep_prefix(model, linked.image, self._residents)
 
@@ -288,19 +232,13 @@ class TorchBackend(EngineBackend):
         return TokenInfo(self._text_of([step.token]), step.logprob, top)
 
     def _verified(
-        self, model: Model, work: AnswerRequest, plan: LinkPlan, linked: Linked, generated: Generated, task: EngineTask
+        self, model: Model, work: AnswerRequest, plan: LinkPlan, linked: Linked, generated: Generated
     ) -> VerificationEvent:
         """Full recompute of the same prompt, and the same answer_format."""
         started = time.perf_counter()
         full = link(model, self._store, Spec.planned(plan_without_objects(FULL, plan.layout.tokens)))
-        task.checkpoint()
         recomputed = generate(
-            model,
-            full.image,
-            self._num_tokens(work, plan),
-            work.sampling,
-            lambda _: task.checkpoint(),
-            work.answer_format,
+            model, full.image, self._num_tokens(work, plan), work.sampling, answer_format=work.answer_format
         )
         seconds = time.perf_counter() - started
         own, exact = (
@@ -312,28 +250,10 @@ class TorchBackend(EngineBackend):
 
     # Texts that requests repeat
 
-    async def _learn(self, work: AnswerRequest) -> None:
-        """Have the parts of a request compiled that an earlier one had, if nobody waits and the budget is not spent."""
-        parts = await self._repeated(work)
-        if not parts or self._thread.num_waiting:
-            return
-        task = EngineTask(work.tenant.name, partial(self._compile_parts, work.tenant, parts), self._end_learning)
+    def _begin_learning(self, tenant: Tenant, parts: Sequence[str]) -> None:
+        engine = self.engine_of(tenant)
         with suppress(QueueFullError, ClosedError):
-            self._thread.submit(task)
-
-    def _compile_parts(self, tenant: Tenant, parts: Sequence[str], task: EngineTask) -> None:
-        """Compile texts, a turn each."""
-        model, policy = self.engine_of(tenant).model, self.policy
-        options = Spec(policy=policy, codec=self._settings.codec).objects_for(model)
-        for chunk in self._learner.chunks(model, policy, parts):
-            (done,) = compile_chunks(model, self._store, [chunk], options, check=False)
-            self._learner.count(done)
-            task.checkpoint(ends_turn=True)
-        self._indexing.wake()
-
-    def _end_learning(self, error: BaseException | None) -> None:
-        if error is not None and not isinstance(error, QueueFullError | ClosedError):
-            self._learner.fail(error)
+            self._thread.submit(EngineTask(tenant.name, lambda _: self._compile_parts(engine, parts), lambda _: None))
 
     # Plans
 
@@ -362,8 +282,8 @@ class TorchBackend(EngineBackend):
         return done.key, np.asarray(done.chunk.tokens, dtype=np.int32)
 
     def _compile_marked(self, text: str, model: Model, policy: Policy) -> Compiled:
-        options = Spec(policy=policy, codec=self._settings.codec).objects_for(model)
-        (done,) = compile_chunks(model, self._store, [make_chunk(model, text, _MARKED)], options, check=False)
+        chunk = make_chunk(model, text, _MARKED)
+        (done,) = compile_chunks(model, self._store, [chunk], self._options(policy), check=False)
         return done
 
     def _head_key(self, model: Model, head: TokenIds) -> str | None:

@@ -1,8 +1,8 @@
 """The thread that one engine runs on: requests take turns, and wait in a bounded queue that is fair.
 
-A task is plain code that calls `checkpoint` between two steps; within a long step, what computes it lets others run
-after `QUANTUM_S` (`runtime/turns.py`). The next turn is of a task that has computed least. Tasks run in greenlets on
-one thread, since each thread that computes has an OpenMP team of its own (docs/design.md §5).
+A task is plain code; what it runs calls a checkpoint between two steps, and within a long one (`runtime/turns.py`). The
+next turn is of a task that has computed least. Tasks run in greenlets on one thread, since each thread that computes
+has an OpenMP team of its own (docs/design.md §5).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 
 from greenlet import greenlet
 
-from pictool.runtime.turns import set_checkpoint
+from pictool.runtime.turns import Pause, set_checkpoint
 
 QUANTUM_S = 0.05  # a turn ends at the first checkpoint after it; tasks that have computed as long are equals
 _log = logging.getLogger("pictool.serve")
@@ -51,13 +51,14 @@ class EngineTask:
     _turn_began: float = field(default=0.0, repr=False)
     _running: greenlet | None = field(default=None, repr=False)
     _has_ended_turn: bool = field(default=False, repr=False)
+    _has_paused: bool = field(default=False, repr=False)
 
     @property
     def has_begun(self) -> bool:
         return self._running is not None
 
     def checkpoint(self, ends_turn: bool = False) -> None:
-        """Let other tasks have their steps; called by `work`, outside of what others must wait for, such as a lock.
+        """Let other tasks have their steps; called within `work`, outside of what others must wait for, as a lock.
 
         Args:
             ends_turn: if other tasks wait, wait for the next turn as they do. The task keeps its place: a long one is
@@ -88,10 +89,16 @@ class EngineTask:
         set_checkpoint(self._pause)
         self.work(self)
 
-    def _pause(self) -> None:
-        """A checkpoint within a computation: the turn ends if it has lasted `QUANTUM_S`, as others cost its caches."""
-        if self.is_cancelled or time.perf_counter() - self._turn_began >= QUANTUM_S:
-            self.checkpoint()
+    def _pause(self, pause: Pause) -> None:
+        """A checkpoint of what it runs. Within a computation others run after `QUANTUM_S`, as they cost its caches.
+
+        The first one ends no turn: nothing was computed.
+        """
+        ends_turn = pause == "turn" and self._has_paused
+        self._has_paused = True
+        is_over = self.is_cancelled or time.perf_counter() - self._turn_began >= QUANTUM_S
+        if ends_turn or pause == "step" or is_over:
+            self.checkpoint(ends_turn)
 
     def stop(self) -> None:
         """End the work at its checkpoint, if it has begun and not ended."""

@@ -15,13 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from pictool.compiler.chunking import make_chunk, make_chunks
-from pictool.compiler.compile import object_key
-from pictool.core import Chunk, CompileOptions, PromptText, TokenIds
+from pictool.compiler.chunking import make_chunk
+from pictool.compiler.compile import Compiled, object_key
+from pictool.core import Chunk, PromptText, TokenIds
+from pictool.engines.base import Engine
 from pictool.engines.vllm.request import FIELD, MAX_OBJECTS
 from pictool.errors import InputError, PicError
 from pictool.fidelity.divergence import check_prompts
@@ -34,15 +36,13 @@ from pictool.recognition.matches import Match
 from pictool.runtime.model import Model
 from pictool.serve.admission import AdmissionControl, held
 from pictool.serve.backends.base import FULL, BackendSettings, EngineBackend, log
-from pictool.serve.backends.query import ServedQuery
-from pictool.serve.backends.upstream.engine import LIKELY, UpstreamEngine, coarse_kl, completion_params
+from pictool.serve.backends.upstream.engine import UpstreamEngine, completion_params
 from pictool.serve.backends.upstream.replicas import Delta, Replicas, StreamEnd
 from pictool.serve.channel import Send, events_of
 from pictool.serve.check import judge
 from pictool.serve.errors import ApiError
 from pictool.serve.prompts.layout import PromptLayout, pieces_of
-from pictool.serve.prompts.leased import leased_object, with_objects
-from pictool.serve.prompts.offered import require_offered
+from pictool.serve.prompts.leased import leased_object
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import (
     AnswerRequest,
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LINKED = ("linked", "cached")  # states of the connector's report
-_LINKING, _QUERYING = 16, 8  # requests of pic link, and span queries, that run at once
+_DRIVEN = 16  # engines that run at once: requests of pic link, span queries, and texts to compile
 _NO_REPORT = "its server has no report of it; name each engine of a server as an --upstream of its own"
 
 
@@ -89,6 +89,8 @@ class UpstreamBackend(EngineBackend):
         ModelError: a model that the policy does not support.
     """
 
+    batches = True
+
     def __init__(
         self, model: Model, store: Store, settings: BackendSettings, urls: Sequence[str], key: str | None = None,
         lives: Callable[[], bool] = lambda: True,
@@ -96,9 +98,8 @@ class UpstreamBackend(EngineBackend):
         super().__init__(model, store, settings)
         self._replicas, self._lives = Replicas(urls, key), lives
         self.admission = AdmissionControl(settings.max_waiting, settings.max_active, settings.num_tenants)
-        self._queries = AdmissionControl(settings.max_waiting, _QUERYING, settings.num_tenants)
-        self._threads = ThreadPoolExecutor(_LINKING, "pic-link")
-        self._query_threads = ThreadPoolExecutor(_QUERYING, "pic-query")
+        self._driving = AdmissionControl(settings.max_waiting, _DRIVEN, settings.num_tenants)
+        self._threads = ThreadPoolExecutor(_DRIVEN, "pic-driver")
         self._encoding = threading.Lock()
         self._learning: asyncio.Task[None] | None = None
         self._decoder = deepcopy(model.tokenizer)  # of the event loop alone
@@ -126,7 +127,7 @@ class UpstreamBackend(EngineBackend):
         await self._replicas.disconnect()
 
     def status(self) -> BackendStatus:
-        return self._status(self.admission.num_waiting + self._queries.num_waiting, self.admission.num_active)
+        return self._status(self.admission.num_waiting + self._driving.num_waiting, self.admission.num_active)
 
     async def lives(self) -> bool:
         return self._lives()
@@ -136,8 +137,7 @@ class UpstreamBackend(EngineBackend):
 
     def close(self) -> None:
         self._indexing.close()
-        for threads in (self._threads, self._query_threads):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     # The backend's contract
 
@@ -187,12 +187,12 @@ class UpstreamBackend(EngineBackend):
             yield VerificationEvent(await self._verify(work, prompt_layout, params, texts[0], tokens[0]))
 
     def _stream(
-        self, work: AnswerRequest, prompt_layout: PromptLayout, params: object, n: int, num_top: int | None = None
+        self, work: AnswerRequest, prompt_layout: PromptLayout, params: object, n: int
     ) -> AsyncGenerator[Delta | StreamEnd, None]:
         room = self.context_length - len(prompt_layout.tokens)
         completion = completion_params(
             self._base, work.sampling, self._most_tokens(work, room), {FIELD: params},
-            work.num_top if num_top is None else num_top, work.answer_format, n,
+            work.num_top, work.answer_format, n,
         )  # fmt: skip
         return self._replicas.complete(
             prompt_layout.tokens.tolist(), completion, work.tenant.salt, self._sizes(prompt_layout)
@@ -229,40 +229,29 @@ class UpstreamBackend(EngineBackend):
         self, work: AnswerRequest, prompt_layout: PromptLayout, params: object, text: str, tokens: Sequence[int]
     ) -> dict[str, Any]:
         """The first answer, linked by `params`, against full recompute with the same sampling; `kl` is `coarse_kl`."""
-        full = [
-            event async for event in self._stream(work, prompt_layout, False, 1, LIKELY) if isinstance(event, Delta)
-        ]
-        first = next(row for delta in full for row in delta.logprobs)
-        likely = {token: first[token] for token in sorted(first, key=lambda token: -first[token])[:LIKELY]}
-        engine = self._engine_of(work.tenant)
-        linked = await asyncio.to_thread(
-            engine.first_token, prompt_layout.tokens.tolist(), {FIELD: params} if params else None, likely
+        full = [event async for event in self._stream(work, prompt_layout, False, 1) if isinstance(event, Delta)]
+        kl, is_same = await asyncio.to_thread(
+            self._engine_of(work.tenant).first_token, prompt_layout.tokens.tolist(), {FIELD: params} if params else None
         )
         exact = "".join(delta.text for delta in full).strip(), [token for delta in full for token in delta.tokens]
         same = [a == b for a, b in zip(tokens, exact[1], strict=False)]
         return {
-            "answer": exact[0], "kl": coarse_kl(likely, linked), "answer_kl": None,
-            "same_answer": exact[0] == text.strip(), "same_first_token": max(likely, key=likely.__getitem__)
-            == max(linked, key=linked.__getitem__), "common_prefix": [*same, False].index(False),
+            "answer": exact[0], "kl": kl, "answer_kl": None, "same_answer": exact[0] == text.strip(),
+            "same_first_token": is_same, "common_prefix": [*same, False].index(False),
         }  # fmt: skip
-
-    async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
-        engine = self._engine_of(tenant)
-        async with self.admission.place(tenant.name):
-            chunks = await self._in_thread(lambda: make_chunks(engine.model, text, "text", chunk_tokens))
-            done = await asyncio.to_thread(engine.compile, chunks, self._options)
-        self._indexing.wake()
-        return [CompiledText(part.key, len(part.chunk), part.is_new, part.chunk.continues) for part in done]
 
     async def count(self, prompt: ChatPrompt, tenant: Tenant) -> int:
         return len((await self._prompt(tenant, prompt, Linking(recognises=False), FULL)).tokens)
 
-    async def execute(self, query: str, tenant: Tenant) -> list[str]:
-        """Run a query in a thread of its own. It holds no place; each of its calls takes one, and so do its objects.
+    def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
+        return super().link(replace(spec, is_fresh=True), tenant, compares)
 
-        However many of its calls are ready, one of them waits for a place at a time.
+    async def _driven(self, tenant: Tenant, work: Callable[[Engine, Send], None]) -> AsyncGenerator[Any, None]:
+        """What work in a thread of its own sends. It holds no place; each of the engine's requests takes one.
+
+        However many of them are ready, one waits for a place at a time.
         """
-        policy, waiting = self.policy, asyncio.Lock()
+        waiting = asyncio.Lock()
 
         @asynccontextmanager
         async def place() -> AsyncGenerator[None, None]:
@@ -271,44 +260,22 @@ class UpstreamBackend(EngineBackend):
             with held(held_place):
                 yield
 
-        async with self._queries.place(tenant.name):
+        async with self._driving.place(tenant.name):
             engine = await self._apart(self._engine_of(tenant, place=place))
-
-            def work(send: Send) -> None:
-                send(ServedQuery(query, engine, (self.model,), policy, Spec().codec).run())
-
-            async with aclosing(events_of(self._query_threads, work, engine.stop)) as events:
-                (texts,) = [texts async for texts in events]
-        return list(texts)
-
-    async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
-        require_offered(spec.policy, self._settings.policy, self._settings.allowed)
-        engine = await self._apart(self._engine_of(tenant, fresh=True))
-
-        def work(send: Send) -> None:
-            self._answer_spec(engine, with_objects(spec, self._store, tenant.salt), compares, send)
-
-        async with (
-            self.admission.place(tenant.name),
-            aclosing(events_of(self._threads, work, engine.stop)) as events,
-        ):
-            async for event in events:
-                yield event
+            async with aclosing(events_of(self._threads, partial(work, engine), engine.stop)) as events:
+                async for event in events:
+                    yield event
 
     # Engines
 
-    @property
-    def _options(self) -> CompileOptions:
-        return CompileOptions(Spec(policy=self.policy).objects.sinks)
-
     def _engine_of(
-        self, tenant: Tenant, *, later: bool = False, fresh: bool = False,
+        self, tenant: Tenant, *, later: bool = False,
         place: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
     ) -> UpstreamEngine:  # fmt: skip
         """The engine over a tenant's objects; for the arguments see `UpstreamEngine`."""
         model, loop = copy(self._base), asyncio.get_running_loop()
         model.salt = tenant.salt
-        return UpstreamEngine(model, self._store, self._replicas, loop, later=later, fresh=fresh, place=place)
+        return UpstreamEngine(model, self._store, self._replicas, loop, later=later, place=place)
 
     async def _apart(self, engine: UpstreamEngine) -> UpstreamEngine:
         """Give an engine a tokenizer of its own: only one thread at a time may encode with a tokenizer."""
@@ -383,7 +350,7 @@ class UpstreamBackend(EngineBackend):
         tokens = [np.asarray(chunk.tokens, dtype=np.int32) for chunk in made]
         if not made or not policy.needs.objects:
             return {text: ("", ids) for text, ids in zip(texts, tokens, strict=True)}, set()
-        options = CompileOptions(Spec(policy=policy).objects.sinks)
+        options = self._options(policy)
         keys = [object_key(engine.model, chunk, options) for chunk in made]
         missing = [chunk for chunk, key in zip(made, keys, strict=True) if chunk.tokens and not self._store.has(key)]
         new = {object_key(engine.model, chunk, options) for chunk in missing}
@@ -423,29 +390,13 @@ class UpstreamBackend(EngineBackend):
             "+".join(sorted(set(sources.values()))), marked=prompt_layout.marked, parts=parts, **more,
         )  # fmt: skip
 
-    # Texts that requests repeat
+    def _begin_learning(self, tenant: Tenant, parts: Sequence[str]) -> None:
+        async def learn() -> None:
+            engine = await self._apart(self._engine_of(tenant, later=True))
+            await asyncio.to_thread(self._compile_parts, engine, parts)
 
-    async def _learn(self, work: AnswerRequest) -> None:
-        """After an answer: have the parts of its request compiled that an earlier one had, if nobody waits."""
-        parts = await self._repeated(work) if work.linking.recognises else []
-        is_busy = self.admission.num_waiting or (self._learning is not None and not self._learning.done())
-        if parts and not is_busy:
-            self._learning = asyncio.create_task(self._compile_parts(work.tenant, parts))
-
-    async def _compile_parts(self, tenant: Tenant, parts: Sequence[str]) -> None:
-        """Compile texts, one object at a time, while no request waits for admission."""
-        engine = self._engine_of(tenant, later=True)
-        chunks = self._learner.chunks(engine.model, self.policy, parts)
-        try:
-            while (chunk := await self._in_thread(lambda: next(chunks, None))) is not None:
-                if self.admission.num_waiting:
-                    return
-                (done,) = await asyncio.to_thread(engine.compile, [chunk], self._options)
-                self._learner.count(done)
-        except (PicError, ApiError, OSError) as error:
-            self._learner.fail(error)
-        finally:
-            self._indexing.wake()
+        if self._learning is None or self._learning.done():
+            self._learning = asyncio.create_task(learn())
 
     # The start
 
@@ -455,17 +406,17 @@ class UpstreamBackend(EngineBackend):
         Raises:
             InputError: they cannot be linked.
         """
-        engine = await self._apart(self._engine_of(Tenant("check", secrets.token_hex(16))))
+        engine, made = await self._apart(self._engine_of(Tenant("check", secrets.token_hex(16)))), list[Compiled]()
 
         def run() -> float:
             specs = check_prompts(engine.model, self._settings.policy, self.context_length)
-            return sum(engine.divergence(spec) for spec in specs) / len(specs)
+            return sum(engine.divergence(spec, made.append) for spec in specs) / len(specs)
 
         try:
             return await asyncio.to_thread(run)
         except ApiError as error:
             raise InputError(f"the start-up check cannot run: {error}; turn it off with --check off") from error
         finally:
-            found = [Entry.of(path) for path in engine.compiled]
+            found = [Entry.of(part.path) for part in made]
             if entries := [entry for entry in found if entry is not None]:
                 await asyncio.to_thread(remove_all, self._store.root, entries)

@@ -1,4 +1,4 @@
-"""The engine over servers elsewhere: what requests of `pic link`, span queries and compilations need of one."""
+"""The engine over servers elsewhere, which speak to vLLM: what links, span queries and compilations need of one."""
 
 from __future__ import annotations
 
@@ -6,99 +6,144 @@ import asyncio
 import math
 import queue
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from pictool.compiler.compile import Compiled, OnCompile
-from pictool.core import AnswerFormat, Sampling
-from pictool.engines.base import Answer, compare_answers
-from pictool.engines.vllm.client.offline import PreparedPrompt, VllmEngine
+import numpy as np
+
+from pictool.compiler.chunking import make_chunk
+from pictool.compiler.compile import Compiled, OnCompile, object_key, sink_tokens
+from pictool.core import AnswerFormat, Chunk, CompileOptions, FixupTable, Layout, Sampling
+from pictool.engines.base import Answer, Comparison, Engine, Feature, LinkResult, compare_answers, outcome_of
 from pictool.engines.vllm.request import FIELD, compile_proof
-from pictool.errors import InputError
-from pictool.linker.policies import BASELINE, make_policy
+from pictool.errors import InputError, ObjectError, PicError, StoreError
+from pictool.linker.policies.base import Policy, Prompt
+from pictool.linker.resolve import Part, lay_out_spec
 from pictool.linker.spec import Spec
+from pictool.reading import open_regular
 from pictool.runtime.model import Model
-from pictool.serve.backends.upstream.replicas import CompletionParams, Replicas
+from pictool.serve.backends.upstream.replicas import CompletionParams, Delta, Replicas, StreamEnd
 from pictool.store.store import Store
 
-_EXACTLY = {FIELD: False}  # also where a server recognises documents in what says nothing
 LIKELY = 20  # tokens that two answers are compared over: as many as vLLM gives without an option
+Request = tuple[Sequence[int], CompletionParams, str]  # with its salt
+Event = Delta | StreamEnd
 
 
 class EngineStopped(Exception):
     """An engine was stopped, since nobody waits for what it does."""
 
 
-class UpstreamEngine(VllmEngine):
+@dataclass(frozen=True)
+class PreparedPrompt:
+    """A prompt whose objects are in the store; `params` link it, None if there is nothing to link.
+
+    `objects` are the source and the key of each document.
+    """
+
+    layout: Layout
+    params: Mapping[str, Any] | None
+    objects: Sequence[tuple[str, str]]
+
+
+class UpstreamEngine(Engine):
     """Compiles and answers by requests to servers. Its methods wait: call them in a thread.
 
     Args:
         loop: the event loop that `replicas` are used in.
         later: nobody waits for what it compiles, so that all other work of vLLM's comes first.
-        fresh: vLLM's own cache gives nothing of its prompts, so that times and counts are those of a first request.
         place: each request is sent within one, entered on the loop: what lets it wait for its turn.
     """
 
+    name: ClassVar[str] = "vllm"
+    title: ClassVar[str] = "vLLM"
+    supports: ClassVar[frozenset[Feature]] = frozenset()
+
     def __init__(
         self, model: Model, store: Store, replicas: Replicas, loop: asyncio.AbstractEventLoop, *, later: bool = False,
-        fresh: bool = False, place: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
+        place: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext,
     ) -> None:  # fmt: skip
-        super().__init__(model, store, max_model_len=replicas.context_length)
-        self._replicas, self._loop, self._is_later, self._is_fresh = replicas, loop, later, fresh
-        self._place = place
+        super().__init__(model, store)
+        self._replicas, self._loop, self._is_later, self._place = replicas, loop, later, place
         self._sending: Future[None] | None = None
         self._is_stopped = False
-        self.compiled: list[Path] = []  # objects that it made
 
-    def compile(self, *args: Any, **options: Any) -> list[Compiled]:
-        done = super().compile(*args, **options)
-        if lost := next((part for part in done if not self.store.has(part.key)), None):
-            raise InputError(
-                f"object {lost.key[:12]}: its server wrote it to another store; give both the same --store or --remote"
-            )
-        self.compiled += [part.path for part in done if part.is_new]
+    def compile(
+        self, chunks: Iterable[Chunk | str], options: CompileOptions = CompileOptions(), *, force: bool = False,
+        probe_model: Model | None = None, on_done: OnCompile | None = None,
+    ) -> list[Compiled]:  # fmt: skip
+        """Compile by vLLM's own prefill; the objects equal the torch engine's up to the dtype's noise."""
+        self.require_options(options)
+        done: list[Compiled] = []
+        for chunk in [chunk if isinstance(chunk, Chunk) else make_chunk(self.model, chunk, "text") for chunk in chunks]:
+            if not chunk.tokens:
+                raise InputError(f"{chunk.source}: cannot be compiled, as it has no tokens")
+            key = object_key(self.model, chunk, options)
+            is_new = force or not self.store.has_whole(key)
+            if is_new:
+                self._compile(chunk, options.sinks)
+                if not self.store.has(key):
+                    raise InputError(
+                        f"object {key[:12]}: its server wrote it to another store; give both the same --store or "
+                        "--remote"
+                    )
+            done.append(Compiled(chunk, key, self.store.path(key), is_new))
+            if on_done is not None:
+                on_done(done[-1])
         return done
 
-    def run(
-        self, spec: Spec, *, on_text: Callable[[str], None] | None = None, on_compile: OnCompile | None = None,
-        wants_logits: bool = False,
-    ) -> Answer:  # fmt: skip
-        return super().run(spec, on_text=on_text, on_compile=on_compile, wants_logits=False)
-
-    def answer(self, spec: Spec, *, compare: bool = False, **options: Any) -> Answer:
-        """As every engine's. `kl` of a comparison is `coarse_kl`, over the likely tokens of full recompute."""
+    def link(self, spec: Spec, *, on_compile: OnCompile | None = None) -> LinkResult:
+        """Link a spec's prompt; vLLM chooses one token of it, which is dropped, and gives no logits."""
         self.require_supported(spec)
-        answer = self.run(spec, **options)
-        if not compare:
-            return answer
-        full = self.run(replace(spec, policy=make_policy(BASELINE)))
-        likely, linked = self._likely(spec)
-        is_same = max(likely, key=likely.__getitem__) == max(linked, key=linked.__getitem__)
-        return replace(answer, compare=compare_answers(answer, full, (coarse_kl(likely, linked), is_same)))
+        return self.run(replace(spec, max_new_tokens=1), on_compile=on_compile).link
 
-    def divergence(self, spec: Spec) -> float:
+    def run(
+        self, spec: Spec, *, on_text: Callable[[str], None] | None = None, on_compile: OnCompile | None = None
+    ) -> Answer:
+        answering = self._answering(spec, on_text, on_compile)
+        for _, event, seconds in self._events({0: answering.request}):
+            answering.push(event, seconds)
+        return answering.answer()
+
+    def compare(self, spec: Spec, answer: Answer, full: Answer) -> Comparison:
+        """As every engine's. `kl` is `coarse_kl`, over the likely tokens of full recompute."""
+        return compare_answers(answer, full, self._first_of(spec, None))
+
+    def answer_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Answer | PicError]]:
+        """Answer specs side by side, in one batch of vLLM's. `decode_s` of an answer is that beside the others."""
+        answering: dict[int, _Answering] = {}
+        for index, spec in enumerate(specs):
+            try:
+                self.require_supported(spec)
+                answering[index] = self._answering(spec)
+            except PicError as error:
+                yield index, error
+        for index, event, seconds in self._events({index: each.request for index, each in answering.items()}):
+            answering[index].push(event, seconds)
+            if isinstance(event, StreamEnd):
+                yield index, outcome_of(answering[index].answer)
+
+    def divergence(self, spec: Spec, on_compile: OnCompile) -> float:
         """KL(full ‖ linked) in nats of a prompt's first token, as `coarse_kl` has it."""
-        return coarse_kl(*self._likely(spec))
+        return self._first_of(spec, on_compile)[0]
 
-    def first_token(
-        self, tokens: Sequence[int], params: Mapping[str, Any] | None, likely: Mapping[int, float]
-    ) -> dict[int, float]:
-        """The log-probabilities of the likely tokens at a prompt's first.
+    def first_token(self, tokens: Sequence[int], params: Mapping[str, Any] | None) -> tuple[float, bool]:
+        """A prompt's first token, linked, against that of full recompute: `coarse_kl`, and whether both are the same.
 
         Raises:
             InputError: it was not linked as the parameters say.
         """
-        completion = self._sampling_params(Sampling(), 1, params, LIKELY)
+        likely, _ = self._first(tokens, completion_params(self.model, Sampling(), 1, None, LIKELY))
+        completion = completion_params(self.model, Sampling(), 1, params, LIKELY)
         completion.fields["logprob_token_ids"] = list(likely)
-        *_, last = self._steps(tokens, completion)
-        report = last.kv_transfer_params[FIELD] or {}
-        if params is not None and report.get("state") not in ("linked", "cached"):
-            raise InputError(f"a prompt was not linked ({report.get('problem')})")
-        return {token: entry.logprob for token, entry in last.outputs[0].logprobs[0].items()}
+        linked, report = self._first(tokens, completion)
+        if params is not None and (report or {}).get("state") not in ("linked", "cached"):
+            raise InputError(f"a prompt was not linked ({(report or {}).get('problem')})")
+        return coarse_kl(likely, linked), max(likely, key=likely.__getitem__) == max(linked, key=linked.__getitem__)
 
     def stop(self) -> None:
         """End what it does, from another thread: it raises `EngineStopped`."""
@@ -106,59 +151,115 @@ class UpstreamEngine(VllmEngine):
         if sending is not None:
             sending.cancel()
 
-    def _likely(self, spec: Spec) -> tuple[dict[int, float], dict[int, float]]:
-        """Log-probabilities of a prompt's first token, under full recompute and linked: of its likely tokens there."""
-        prompt = self._prepare(spec, None)
-        full = self._first_token(prompt.layout, None, num_logprobs=LIKELY).outputs[0].logprobs[0]
-        likely = {token: entry.logprob for token, entry in full.items()}
-        return likely, self.first_token(prompt.layout.tokens.tolist(), prompt.params, likely)
+    def _first_of(self, spec: Spec, on_compile: OnCompile | None) -> tuple[float, bool]:
+        prompt = self._prepare(spec, on_compile)
+        return self.first_token(prompt.layout.tokens.tolist(), prompt.params)
 
-    def close(self) -> None:
-        """Nothing: the servers have the engine."""
+    def _first(
+        self, tokens: Sequence[int], params: CompletionParams
+    ) -> tuple[Mapping[int, float], Mapping[str, Any] | None]:
+        """The log-probabilities at the first token of an answer, if it has any, and the connector's report."""
+        rows, report = list[Mapping[int, float]](), None
+        for _, event, _ in self._events({0: (tokens, params, self.model.salt)}):
+            if isinstance(event, StreamEnd):
+                report = event.report
+            else:
+                rows += event.logprobs
+        return rows[0] if rows else {}, report
 
-    def _start(self, length: int) -> None:
-        """They run already. A prompt that is too long for them is refused by vLLM."""
+    def _answering(
+        self, spec: Spec, on_text: Callable[[str], None] | None = None, on_compile: OnCompile | None = None
+    ) -> _Answering:
+        prompt = self._prepare(spec, on_compile)
+        params = completion_params(self.model, spec.sampling, spec.max_new_tokens, prompt.params, 0)
+        salt = secrets.token_hex(16) if spec.is_fresh and prompt.params is None else self.model.salt
+        return _Answering(self.model, spec, prompt, (prompt.layout.tokens.tolist(), params, salt), on_text)
 
     def _prepare(self, spec: Spec, on_compile: OnCompile | None) -> PreparedPrompt:
-        prompt, most = super()._prepare(spec, on_compile), self._replicas.context_length
-        if prompt.layout.num_tokens >= most:
-            raise InputError(f"the prompt has {prompt.layout.num_tokens} tokens, and the server {most} positions")
-        if not self._is_fresh or prompt.params is None:
-            return prompt
-        return replace(prompt, params={FIELD: prompt.params[FIELD] | {"fresh": True}})
+        """Resolve and lay out a prompt, and have its objects in the store.
 
-    def _sampling_params(
-        self, sampling: Sampling, count: int, params: Mapping[str, Any] | None, num_logprobs: int | None
-    ) -> CompletionParams:
-        return completion_params(self.model, sampling, count, params, num_logprobs)
+        Raises:
+            PicError: an unusable document, a prompt that is too long, or a policy that cannot do without tables.
+        """
+        with ExitStack() as opened:
+            prompt = lay_out_spec(self.model, self.store, spec, opened)
+            parts, layout = prompt.parts[1:], prompt.layout
+            if spec.policy.needs.tables:  # what vLLM compiles has no table
+                tables = tuple(self._table(part) for part in parts)
+                spec.policy.select(Prompt(self.model, layout, prompt.texts, tables))
+            if layout.num_tokens >= self._replicas.context_length:
+                raise InputError(
+                    f"the prompt has {layout.num_tokens} tokens, and the server {self._replicas.context_length} "
+                    "positions"
+                )
+            if spec.policy.needs.objects and parts:
+                self._store_objects(prompt.objects, on_compile)
+            names = [(part.chunk.source, part.key(self.model)) for part in parts if not part.is_separator]
+            params = link_params(self.model, parts, layout, spec.policy)
+            if params is not None and spec.is_fresh:
+                params[FIELD]["fresh"] = True
+            return PreparedPrompt(layout, params, names)
 
-    def _compile_params(self, text: str, sinks: int) -> dict[str, Any]:
-        proof = compile_proof(text, sinks, self.model.salt)
-        return {FIELD: {"compile": {"text": text, "sinks": sinks, "proof": proof, "later": self._is_later}}}
+    def _table(self, part: Part) -> FixupTable | None:
+        """The table of a part's object; None without one, or if it is still to be compiled. 0 for a separator."""
+        if part.is_separator:
+            return np.zeros(len(part.chunk), dtype=np.float16)
+        if part.file is not None:
+            return part.file.fixups()
+        try:
+            with self.store.peek(part.key(self.model)) as file:
+                return file.fixups()
+        except (StoreError, ObjectError):
+            return None
 
-    def _steps_together(self, requests: Mapping[int, tuple[Sequence[int], Any]]) -> Iterator[tuple[int, Any]]:
-        outputs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        sending = asyncio.run_coroutine_threadsafe(self._send_all(requests, outputs.put), self._loop)
-        sending.add_done_callback(lambda _: outputs.put(None))
+    def _store_objects(self, parts: Sequence[Part], on_compile: OnCompile | None) -> None:
+        """Have every part's object in the store: compile it, or copy it if it was given as a file of its own."""
+        for part in parts:
+            target = self.store.path(part.key(self.model))
+            if part.file is None:
+                for done in self.compile([part.chunk], CompileOptions(part.options.sinks)):
+                    if done.is_new and on_compile is not None:
+                        on_compile(done)
+            elif part.file.path.resolve() != target.resolve():
+                with open(open_regular(part.file.path), "rb") as file:
+                    self.store.insert(part.file.meta.key, file)
+
+    def _compile(self, chunk: Chunk, sinks: int) -> None:
+        tokens = [*sink_tokens(self.model, sinks), *chunk.tokens, chunk.tokens[-1]]
+        if len(tokens) >= self._replicas.context_length:
+            raise InputError(f"{chunk.source}: {len(tokens)} tokens, too long for this engine; cut it (--chunk-tokens)")
+        proof = compile_proof(chunk.text, sinks, self.model.salt)
+        params = {"compile": {"text": chunk.text, "sinks": sinks, "proof": proof, "later": self._is_later}}
+        _, report = self._first(tokens, completion_params(self.model, Sampling(), 1, {FIELD: params}, None))
+        if report is None or report["state"] != "compiled":
+            raise InputError(f"{chunk.source}: cannot be compiled ({(report or {}).get('problem')})")
+
+    def _events(self, requests: Mapping[int, Request]) -> Iterator[tuple[int, Event, float]]:
+        """What servers answer to requests, by their names, and seconds since each was sent; of each the last ends it.
+
+        Raises:
+            EngineStopped: see `stop`. ApiError: an error of one of them, which ends the others.
+        """
+        events: queue.SimpleQueue[tuple[int, Event, float] | None] = queue.SimpleQueue()
+        sending = asyncio.run_coroutine_threadsafe(self._send_all(requests, events.put), self._loop)
+        sending.add_done_callback(lambda _: events.put(None))
         self._sending = sending
         try:
-            while not self._is_stopped and (output := outputs.get()) is not None:
-                yield output
+            while not self._is_stopped and (event := events.get()) is not None:
+                yield event
             if self._is_stopped:
                 raise EngineStopped
             sending.result()
         finally:
             sending.cancel()
 
-    async def _send_all(self, requests: Mapping[int, tuple[Sequence[int], Any]], put: Callable[[Any], None]) -> None:
-        """Send requests, and put their outputs with their names. An error of one ends the others."""
-
-        async def send(name: int, tokens: Sequence[int], params: CompletionParams) -> None:
-            is_fresh_exact = params.transfer == _EXACTLY and self._is_fresh
-            salt = secrets.token_hex(16) if is_fresh_exact else self.model.salt
+    async def _send_all(self, requests: Mapping[int, Request], put: Callable[[tuple[int, Event, float]], None]) -> None:
+        async def send(name: int, tokens: Sequence[int], params: CompletionParams, salt: str) -> None:
             async with self._place():
-                async for output in self._replicas.outputs(tokens, params, salt):
-                    put((name, output))
+                started = time.perf_counter()
+                async with aclosing(self._replicas.complete(tokens, params, salt)) as events:
+                    async for event in events:
+                        put((name, event, time.perf_counter() - started))
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -166,6 +267,61 @@ class UpstreamEngine(VllmEngine):
                     group.create_task(send(name, *request))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
+
+
+class _Answering:
+    """One request, and the answer that grows."""
+
+    def __init__(
+        self, model: Model, spec: Spec, prompt: PreparedPrompt, request: Request, on_text: Callable[[str], None] | None
+    ) -> None:
+        from pictool.runtime.decode import TextStream
+
+        self._model, self._policy, self._prompt, self.request = model, spec.policy, prompt, request
+        self._show = on_text or (lambda _: None)
+        self._stream = TextStream(model.tokenizer, spec.sampling.stop)
+        self._tokens, self._logprobs = list[int](), list[float]()
+        self._report: Mapping[str, Any] | None = None
+        self._ttft_s = self._seconds = 0.0
+
+    def push(self, event: Event, seconds: float) -> None:
+        """Go on with what a server sent, so many seconds after it was asked."""
+        self._seconds = seconds
+        if isinstance(event, StreamEnd):
+            self._report = event.report
+            return
+        self._ttft_s = self._ttft_s or seconds
+        for token, row in zip(event.tokens, event.logprobs, strict=True):
+            self._tokens.append(token)
+            self._logprobs.append(row[token])
+            self._show(self._stream.push(token))
+
+    def answer(self) -> Answer:
+        """The answer, after the last event. Raises InputError: it was not linked; says what is wrong with an object."""
+        from pictool.linker.link import Timing
+        from pictool.runtime.decode import Generated
+
+        self._show(self._stream.finish())
+        generated = Generated(self._stream.text, tuple(self._tokens), tuple(self._logprobs))
+        layout, report = self._prompt.layout, self._report
+        recomputed, load_s, select_s = float(layout.num_context), 0.0, 0.0
+        if report is not None:
+            if report["problem"] is not None:
+                raise InputError(str(report["problem"]))
+            recomputed, measured = float(report["recomputed"] or 0), report["timing"]
+            load_s, select_s = measured.get("load_s", 0.0), measured.get("select_s", 0.0)
+        timing = Timing(load_s, select_s, self._ttft_s - load_s - select_s, self._ttft_s, fetch_s=load_s)
+        link = LinkResult(self._policy, layout, recomputed, timing, 0, None, objects=self._prompt.objects)
+        return Answer(generated, link, max(0.0, self._seconds - self._ttft_s), self._model, UpstreamEngine.name)
+
+
+def link_params(model: Model, parts: Sequence[Part], layout: Layout, policy: Policy) -> dict[str, Any] | None:
+    """The `kv_transfer_params` that link a prompt; None if there is nothing to link."""
+    if not policy.needs.objects or not parts:
+        return None
+    spans = zip(parts, layout.chunks, strict=True)
+    chunks = [{"key": part.key(model), "start": start} for part, (start, _) in spans if not part.is_separator]
+    return {FIELD: {"chunks": chunks, "policy": {"algo": policy.name, **policy.params}}}
 
 
 def completion_params(
@@ -188,7 +344,7 @@ def completion_params(
     }  # fmt: skip
     if answer_format.schema is not None:
         fields["structured_outputs"] = {"json": answer_format.schema, "disable_any_whitespace": True}
-    return CompletionParams(fields, dict(params or _EXACTLY))
+    return CompletionParams(fields, dict(params or {FIELD: False}))
 
 
 def coarse_kl(full: Mapping[int, float], linked: Mapping[int, float]) -> float:

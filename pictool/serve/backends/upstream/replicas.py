@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -165,26 +164,6 @@ class Replicas:
                 replica.num_active -= 1
         raise ApiError(503, "no server of this router answers; try again", code="no_upstream")
 
-    async def outputs(self, tokens: Sequence[int], params: CompletionParams, salt: str) -> AsyncGenerator[Any, None]:
-        """The first answer to a prompt as it grows, in the form of vLLM's own outputs (`VllmEngine`)."""
-        started, answered = time.perf_counter(), SimpleNamespace(token_ids=[], logprobs=[])
-        metrics = SimpleNamespace(first_token_latency=0.0)
-        async with aclosing(self.complete(tokens, params, salt)) as events:
-            async for event in events:
-                report = None
-                if isinstance(event, Delta):
-                    metrics.first_token_latency = metrics.first_token_latency or time.perf_counter() - started
-                    answered = SimpleNamespace(
-                        token_ids=[*answered.token_ids, *event.tokens],
-                        logprobs=[*answered.logprobs, *map(_entries, event.logprobs)],
-                    )
-                else:
-                    report = event.report
-                yield SimpleNamespace(
-                    outputs=[answered], kv_transfer_params={FIELD: report}, metrics=metrics,
-                    finished=isinstance(event, StreamEnd),
-                )  # fmt: skip
-
     def _http(self) -> httpx.AsyncClient:
         """The client of the event loop that runs: the start has one of its own."""
         loop = asyncio.get_running_loop()
@@ -291,11 +270,6 @@ def _delta(choice: Mapping[str, Any]) -> Delta:
     return Delta(
         int(choice["index"]), choice["text"], tokens, rows, choice.get("finish_reason"), choice.get("stop_reason")
     )
-
-
-def _entries(row: Mapping[int, float]) -> dict[int, Any]:
-    """Log-probabilities of a token as vLLM's engine has them."""
-    return {token: SimpleNamespace(logprob=value) for token, value in row.items()}
 
 
 def _refusal(status: int, body: bytes) -> Exception:
