@@ -15,9 +15,9 @@ from pictool.engines.base import Answer, Engine
 from pictool.engines.torch import TorchEngine
 from pictool.engines.vllm.client.offline import VllmEngine
 from pictool.spans.dsl import fragment, g, par, plus, repeat, system
-from pictool.spans.execute import Executor, Hooks, QueryBudget, RunOptions
-from pictool.spans.outcome import QueryError
+from pictool.spans.execute import Executor
 from pictool.spans.query import Path as NodePath
+from pictool.spans.running import Hooks, QueryBudget, QueryError, RunOptions
 
 OPTIONS = {
     name: value for name, value in rig.default_options().items() if name not in ("max_model_len", "disable_log_stats")
