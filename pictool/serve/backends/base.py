@@ -24,7 +24,7 @@ from pictool.serve.prompts.explained import explain
 from pictool.serve.prompts.layout import Open, PromptLayout, lay_out
 from pictool.serve.prompts.learning import MAX_LEARNED, Learner, texts_of
 from pictool.serve.prompts.leased import has_object
-from pictool.serve.prompts.offered import offered_policy
+from pictool.serve.prompts.policies import allowed_policy
 from pictool.serve.prompts.retrieving import RetrievedDocument, StoredTexts
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import (
@@ -137,7 +137,7 @@ class EngineBackend(Backend):
     def _policy_of(self, linking: Linking) -> Policy:
         """The policy of a request. Raises ApiError."""
         named, settings = linking.policy, self._settings
-        return self.policy if named is None else offered_policy(named, settings.policy, settings.allowed)
+        return self.policy if named is None else allowed_policy(named, settings.policy, settings.allowed)
 
     def _lay_out(
         self, model: Model, pieces: Sequence[WrittenPiece], open_object: Open, linking: Linking, policy: Policy

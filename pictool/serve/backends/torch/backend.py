@@ -41,7 +41,7 @@ from pictool.serve.channel import Channel, End, Send
 from pictool.serve.errors import queue_full, server_ends
 from pictool.serve.prompts.layout import PromptLayout, lay_out, pieces_of
 from pictool.serve.prompts.leased import leased_object, with_objects
-from pictool.serve.prompts.offered import require_offered
+from pictool.serve.prompts.policies import require_allowed
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import (
     AnswerRequest,
@@ -163,7 +163,7 @@ class TorchBackend(EngineBackend):
         return list(texts)
 
     async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
-        require_offered(spec.policy, self._settings.policy, self._settings.allowed)
+        require_allowed(spec.policy, self._settings.policy, self._settings.allowed)
 
         def work(task: EngineTask, send: Send) -> None:
             engine = ServedEngine(self.engine_of(tenant), task, self._settings.max_tokens)

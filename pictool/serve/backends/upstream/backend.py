@@ -42,7 +42,7 @@ from pictool.serve.check import judge
 from pictool.serve.errors import ApiError
 from pictool.serve.prompts.layout import PromptLayout, pieces_of
 from pictool.serve.prompts.leased import leased_object, with_objects
-from pictool.serve.prompts.offered import require_offered
+from pictool.serve.prompts.policies import require_allowed
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import (
     AnswerRequest,
@@ -282,7 +282,7 @@ class UpstreamBackend(EngineBackend):
         return list(texts)
 
     async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
-        require_offered(spec.policy, self._settings.policy, self._settings.allowed)
+        require_allowed(spec.policy, self._settings.policy, self._settings.allowed)
         engine = await self._apart(self._engine_of(tenant, fresh=True))
 
         def work(send: Send) -> None:
