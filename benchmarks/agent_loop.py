@@ -1,10 +1,10 @@
-"""An agent's loop against `pic serve` over HTTP: tokens reused, and whether `pic estimate` reads the same from its log.
+"""An agent's loop against `pic serve` over HTTP: tokens reused, and whether `pic estimate` reads the same.
 
     OMP_NUM_THREADS=1 python -m benchmarks.agent_loop --out benchmarks/results/agent_loop.json
 
 A system text that all conversations share, then turns: the answer as it came, and a tool's output. Conversations take
 turns. `reused` is what the responses say (`pic.prefix_tokens`), `counted` what `/metrics` counts, and `estimated` what
-`pic estimate` finds in the server's request log, which holds no answers: those come back with the next request, and
+`pic estimate` finds in the requests, which hold no answers: those come back with the next request, and
 the server has them. `possible` is what an exact prefix cache without limits has: the request before and its answer.
 """
 
@@ -34,10 +34,10 @@ _PREFIX = re.compile(r'^pic_tokens_total\{kind="prefix"\} (\S+)$', re.MULTILINE)
 
 
 @contextmanager
-def serving(model: str, root: str, log: Path) -> Iterator[httpx.Client]:
-    """A client of a server with that log."""
+def serving(model: str, root: str) -> Iterator[httpx.Client]:
+    """A client of a server."""
     command = [sys.executable, "-m", "pictool", "serve", "-m", model, "--port", "0", "--store", f"{root}/store"]
-    with subprocess.Popen([*command, "--request-log", str(log)], stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*command], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         address = next(found for line in process.stderr if (found := _ADDRESS.search(line)))
         try:
@@ -47,8 +47,8 @@ def serving(model: str, root: str, log: Path) -> Iterator[httpx.Client]:
             process.terminate()
 
 
-def converse(client: httpx.Client, model: str, conversations: int, turns: int) -> dict[str, Any]:
-    """The loop; what its responses say."""
+def converse(client: httpx.Client, model: str, conversations: int, turns: int, log: Path) -> dict[str, Any]:
+    """The loop, whose requests are logged as a gateway would; what its responses say."""
     draw = random.Random(conversations)
     system = " ".join(filler(draw) for _ in range(20))
     talks = [[{"role": "system", "content": system}] for _ in range(conversations)]
@@ -60,6 +60,8 @@ def converse(client: httpx.Client, model: str, conversations: int, turns: int) -
             output = write_prompt(draw, 2).pages[0].strip() + f"\n\nWhat comes next in step {turn}?"
             talk.append({"role": "user", "content": output})
             body = {"model": client.get("/v1/models").json()["data"][0]["id"], "messages": talk, "temperature": 0}
+            with log.open("a") as file:
+                file.write(json.dumps(body) + "\n")
             response = client.post("/v1/chat/completions", json=body | {"max_tokens": ANSWER}).raise_for_status().json()
             usage = response["usage"]
             talk.append({"role": "assistant", "content": response["choices"][0]["message"]["content"]})
@@ -75,8 +77,8 @@ def converse(client: httpx.Client, model: str, conversations: int, turns: int) -
 def measure(model: str, conversations: int, turns: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as root:
         log = Path(root) / "requests.jsonl"
-        with serving(model, root, log) as client:
-            sums = converse(client, model, conversations, turns)
+        with serving(model, root) as client:
+            sums = converse(client, model, conversations, turns, log)
             counted = _PREFIX.search(client.get("/metrics").text)
             assert counted is not None
         command = [sys.executable, "-m", "pictool", "estimate", str(log), "--json"]

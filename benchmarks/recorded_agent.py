@@ -91,7 +91,7 @@ def record(codex: Path) -> list[dict[str, Any]]:
             pages = write_prompt(random.Random(number), 20).pages
             (repository / f"notes{number}.md").write_text("".join(pages))
         subprocess.run(["git", "init", "--quiet"], cwd=repository, check=True)
-        with serving(str(model), root, Path(root) / "log") as client, Recorder(client, bodies) as url:
+        with serving(str(model), root) as client, Recorder(client, bodies) as url:
             name = client.get("/v1/models").json()["data"][0]["id"]
             provider = {"name": "pic", "base_url": f"{url}/v1", "wire_api": "responses"}
             options = {"model": name, "model_provider": "pic"}
@@ -145,7 +145,7 @@ def replay(bodies: list[dict[str, Any]]) -> list[dict[str, int]]:
     rows, last = list[dict[str, int]](), 0
     with (
         tempfile.TemporaryDirectory() as root,
-        serving(str(scripted(Path(root))), root, Path(root) / "log") as client,
+        serving(str(scripted(Path(root))), root) as client,
     ):
         name = client.get("/v1/models").json()["data"][0]["id"]
         for body in bodies:

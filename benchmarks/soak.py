@@ -225,15 +225,14 @@ async def request(load: Load, kind: str, tenant: str) -> None:
 
 
 async def run_commands(load: Load, root: Path) -> None:
-    """Other processes on the same store and log: compiles, half of them killed, gc, and estimates."""
+    """Other processes on the same store: compiles, half of them killed, and gc."""
     number = 0
     while time.monotonic() < load.ends:
         number += 1
         page = root / f"page{number % 8}.txt"
         page.write_text("".join(write_prompt(load.draw, 4).pages))
-        commands = [["compile", str(page), "--store", f"{root}/st"], ["estimate", str(root / "log.jsonl"), "--json"],
-                    ["store", "gc", "--store", f"{root}/st"]]  # fmt: skip
-        words = commands[number % 3]
+        commands = [["compile", str(page), "--store", f"{root}/st"], ["store", "gc", "--store", f"{root}/st"]]
+        words = commands[number % 2]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "pictool", *words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             env=os.environ | LIMITS,
@@ -304,8 +303,6 @@ def serving(root: Path) -> Iterator[tuple[psutil.Process, str, Path]]:
         f"{root}/st",
         "--keys",
         str(keys),
-        "--request-log",
-        f"{root}/log.jsonl",
     ]
     with said.open("wb") as file:
         process = subprocess.Popen(

@@ -41,7 +41,7 @@ RANKS = {
     "fidelity": 6,
     "api": 7, "conversation": 7, "eval": 7, "spans": 7,
     "bench": 8,  # goodput needs datasets and metrics
-    "serve": 8,  # writes the log of requests that `estimate` reads
+    "serve": 8,
     "tuning": 8,  # chooses by what eval measures
     "cluster": 9,
     "doctor": 9,  # measures as bench does

@@ -27,9 +27,11 @@ from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import load_model
 from pictool.spans.dsl import cross, fragment, g, par, plus, repeat, system, user
-from pictool.spans.execute import Executor, RunOptions
+from pictool.spans.execute import Executor
+from pictool.spans.operators.joins import Join
 from pictool.spans.prompt import make_prompt
-from pictool.spans.query import Join, Query
+from pictool.spans.query import Query
+from pictool.spans.running import RunOptions
 from pictool.store.store import Store
 
 if TYPE_CHECKING:

@@ -12,7 +12,9 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pictool.errors import InputError
-from pictool.spans.query import Join, Message, Plus, Query, nodes, path_text
+from pictool.spans.operators.joins import Join, Plus
+from pictool.spans.operators.messages import Message
+from pictool.spans.query import Query, nodes, path_text
 
 Symbol = Hashable
 PAD, OPEN, CLOSE = "□", "(", ")"

@@ -11,8 +11,9 @@ from pictool.engines.base import Answer, Engine, first_token_kl
 from pictool.eval.datasets.base import Case
 from pictool.eval.metrics import METRICS
 from pictool.linker.grid import LabelledPolicy
-from pictool.spans.execute import Executor, Hooks, RunOptions
+from pictool.spans.execute import Executor
 from pictool.spans.query import Path, Query
+from pictool.spans.running import Hooks, RunOptions
 
 if TYPE_CHECKING:
     from torch import Tensor

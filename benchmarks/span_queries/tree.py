@@ -26,10 +26,9 @@ from pictool.bench.repeats import OnRun
 from pictool.engines.torch import TorchEngine
 from pictool.linker.grid import LabelledPolicy
 from pictool.spans.dsl import assistant, fragment, g, plus, seq, user
-from pictool.spans.execute import RunOptions
 from pictool.spans.optimise import optimise
-from pictool.spans.query import Query
-from pictool.spans.rules import Options
+from pictool.spans.query import Options, Query
+from pictool.spans.running import RunOptions
 from pictool.store.store import Store
 from training.world.generate import ALL_KINDS, Attribute, Kind, filler
 

@@ -28,7 +28,7 @@ from pictool.linker.spec import Spec
 from pictool.serve.backends.base import BackendSettings
 from pictool.serve.errors import ApiError
 from pictool.serve.prompts.learning import texts_of
-from pictool.serve.prompts.offered import offered_policy, require_offered
+from pictool.serve.prompts.policies import allowed_policy, require_allowed
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import (
     AnswerRequest,
@@ -101,7 +101,7 @@ class FleetBackend(Backend):
 
     async def answer(self, work: AnswerRequest) -> AsyncGenerator[Event, None]:
         named = work.linking.policy
-        policy = self.policy if named is None else offered_policy(named, self._settings.policy, self._settings.allowed)
+        policy = self.policy if named is None else allowed_policy(named, self._settings.policy, self._settings.allowed)
         pieces = work.prompt.pieces if policy.needs.objects else ()
         marked = [piece.text for piece in pieces if isinstance(piece, MarkedText)]
         leased = {piece.key: piece.num_tokens for piece in pieces if isinstance(piece, ObjectReference)}
@@ -136,7 +136,7 @@ class FleetBackend(Backend):
         return list(texts)
 
     async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
-        require_offered(spec.policy, self._settings.policy, self._settings.allowed)
+        require_allowed(spec.policy, self._settings.policy, self._settings.allowed)
         texts = [part.text for part in spec.documents if isinstance(part, TextDocument)]
         named = {part: 0 for part in spec.documents if isinstance(part, str)}
         keys = await self._keys(named, texts, tenant, spec) or _word(spec.query)

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from pictool.engines.base import Answer, Engine, Feature
     from pictool.linker.policies.base import Policy
     from pictool.spans.bulk import BulkQuery, Items, Schedule
-    from pictool.spans.execute import Executor, Hooks, RunOptions
+    from pictool.spans.execute import Executor
     from pictool.spans.optimise import OptimisedQuery
-    from pictool.spans.outcome import CallRecord, QueryError, Result
     from pictool.spans.query import Path as NodePath
     from pictool.spans.query import Query
+    from pictool.spans.running import CallRecord, Hooks, QueryError, Result, RunOptions
 
 app = make_app()
 GENERATED = "generated"
@@ -214,7 +214,7 @@ def make_options(
 ) -> RunOptions:
     """How the queries are run."""
     from pictool.linker.spec import MAX_NEW_TOKENS
-    from pictool.spans.execute import QueryBudget, RunOptions
+    from pictool.spans.running import QueryBudget, RunOptions
 
     return RunOptions(
         policy=policy,
@@ -259,8 +259,8 @@ class Engines:
 def run_one(engines: Engines, options: RunOptions, output: QueryOptions, query: Query) -> None:
     """Run, or explain, a query. Of one that fails, JSON has the calls that were done."""
     from pictool.spans.execute import Executor
-    from pictool.spans.outcome import QueryError
-    from pictool.spans.query import Chat, Generate
+    from pictool.spans.operators.calls import Chat, Generate
+    from pictool.spans.running import QueryError
 
     traces = None if output.trace is None else TraceWriter(Path(output.trace))
     executor = Executor(engines, options, make_hooks(output, traces))
@@ -297,8 +297,8 @@ def run_one(engines: Engines, options: RunOptions, output: QueryOptions, query: 
 
 def explain_report(optimised: OptimisedQuery) -> dict[str, Any]:
     """The trees, the rules that fired and the calls that run once, for JSON."""
-    from pictool.spans.query import path_text, shape
-    from pictool.spans.reading import to_data
+    from pictool.spans.optimise import shape
+    from pictool.spans.query import path_text
 
     steps = [
         {"rule": step.rule, "effect": step.effect.name.lower(), "path": path_text(step.path),
@@ -306,14 +306,20 @@ def explain_report(optimised: OptimisedQuery) -> dict[str, Any]:
         for step in optimised.steps
     ]  # fmt: skip
     shared = {path_text(path): path_text(first) for path, first in optimised.shared.items()}
-    return {"query": to_data(optimised.before), "optimised": to_data(optimised.after), "steps": steps, "shared": shared}
+    return {
+        "query": optimised.before.to_data(),
+        "optimised": optimised.after.to_data(),
+        "steps": steps,
+        "shared": shared,
+    }
 
 
 def count_tokens(executor: Executor, query: Query) -> int:
     """Tokens of the texts that calls read, without outputs; equal texts once. Raises InputError: no such file."""
     from pictool.compiler.chunking import read_text
     from pictool.spans.bulk import items_of
-    from pictool.spans.query import DEFAULT_MODEL, Fragment, nodes, path_text
+    from pictool.spans.operators.retrieve import Fragment
+    from pictool.spans.query import DEFAULT_MODEL, nodes, path_text
 
     base, model = executor.options.base, executor.engine_of(DEFAULT_MODEL).model
     for path, node in nodes(query):
@@ -352,7 +358,7 @@ class TraceWriter:
 
 
 def make_hooks(output: QueryOptions, traces: TraceWriter | None) -> Hooks:
-    from pictool.spans.execute import Hooks
+    from pictool.spans.running import Hooks
 
     is_quiet, once = output.as_json, cache(note)
     more: dict[str, Any] = {} if traces is None else {"on_answer": traces}
@@ -477,7 +483,7 @@ def answer_queries(
     executor: Executor, queries: Sequence[BulkQuery], keep: Callable[[BulkQuery, Mapping[str, Any]], None]
 ) -> None:
     """Run queries of a bulk together; `keep` is called with each and its answer, or its error, once it has ended."""
-    from pictool.spans.execute import node_seed
+    from pictool.spans.running import node_seed
 
     ready: list[tuple[BulkQuery, Query]] = []
     for query in queries:

@@ -39,7 +39,9 @@ REMOVED: dict[str, str] = {
     "query --bulk": "name a .jsonl file",
     "ask --all": "compile the folder with pic sync",
     "serve --dashboard": "import examples/monitoring/dashboard.json of a checkout",
-    "serve --request-log-size": "it is 1 GB",
+    **dict.fromkeys(
+        ("serve --request-log", "serve --request-log-size"), "log at a gateway in front; pic estimate reads its log"
+    ),
     **{
         f"{command} {name}": instead
         for command in ("ask", "mcp")

@@ -23,7 +23,6 @@ from pictool.commands.settings.options import (
     ANSWER,
     COMPILING,
     MODEL,
-    OUTPUT,
     POLICY,
     SALT,
     EngineOption,
@@ -39,7 +38,6 @@ from pictool.errors import InputError
 from pictool.urls import without_credentials
 
 if TYPE_CHECKING:
-    from pictool.estimate.request_log import RequestLog
     from pictool.linker.policies.base import Policy
     from pictool.runtime.model import Model
     from pictool.serve.backends.base import BackendSettings
@@ -61,7 +59,6 @@ _TORCH_ONLY = ("max_tokens", "pool", "keep_prefixes")
 DEFAULT = "legolink-16"  # the policy of requests, where nobody says one
 _ACTIVE = 8  # requests that take turns; vLLM batches as many as it is set to
 _UPSTREAM_KEY = "PIC_UPSTREAM_KEY"  # the variable with what requests to --upstream carry as their bearer
-_LOG_BYTES = 10**9  # of the log of requests and the one before it, together
 _BATCHED = 64  # requests that a vLLM has at once, where nobody says it
 
 
@@ -169,15 +166,6 @@ class ServeOptions:
             type=parse_size,
         ),
     ] = None
-    request_log: Annotated[
-        Optional[str],
-        option(
-            "--request-log",
-            "FILE",
-            "Log lengths and keyed hashes of requests, for pic estimate; at most 1 GB with FILE.1.",
-            OUTPUT,
-        ),
-    ] = None
 
 
 @command(
@@ -280,7 +268,7 @@ def check_vllm(
 def make_service(
     options: ServeOptions, backend: Backend, store: Store, keys: Keys, resources: ExitStack
 ) -> Service:  # fmt: skip
-    """The service of a backend. Its request log is closed with the resources."""
+    """The service of a backend. What sends its spans is closed with the resources."""
     from pictool.serve.service import Service, ServiceSettings, lease_share
     from pictool.serve.tracing import make_provider, shut_down
 
@@ -289,10 +277,7 @@ def make_service(
         resources.callback(shut_down, provider)
     leased = options.leases or lease_share(store.max_bytes, keys)
     service_settings = ServiceSettings(options.ttl, lease_bytes=leased)
-    return Service(
-        backend, store.root, keys, service_settings, request_log=open_request_log(options, resources),
-        tracer_provider=provider,
-    )  # fmt: skip
+    return Service(backend, store.root, keys, service_settings, tracer_provider=provider)
 
 
 def opened_backend(
@@ -419,17 +404,6 @@ def make_backend_settings(options: ServeOptions, settings: Settings) -> BackendS
         learned_bytes=options.learn or 0, pool_bytes=options.pool, kept_bytes=options.keep_prefixes or 0,
         separator=settings.separator,
     )  # fmt: skip
-
-
-def open_request_log(options: ServeOptions, resources: ExitStack) -> RequestLog | None:
-    """The log of requests, which is closed with the resources. Raises InputError."""
-    if options.request_log is None:
-        return None
-    from pictool.estimate.request_log import RequestLog
-
-    log = RequestLog(Path(options.request_log), _LOG_BYTES, note)
-    resources.callback(log.close)
-    return log
 
 
 def bind(options: ServeOptions) -> socket.socket:

@@ -1,7 +1,7 @@
 """The forms in which requests are logged: how a record's form is recognised, and where it has what is needed.
 
 `FORMS` is the table of gateways, traces and batches; the bodies of requests in them are read by API (`bodies.py`).
-Beside it are records that have no body: lines of vLLM's request log, and what `pic serve --request-log` writes. Each
+Beside it are records that have no body: lines of vLLM's request log, and what `pic serve` logged until 0.3. Each
 request counts once; what does not count is counted by its reason.
 """
 
@@ -416,7 +416,7 @@ def _log_time(text: str) -> float | None:
 
 
 def _served(record: Record) -> LoggedPrompt:
-    """What `pic serve --request-log` writes. Lengths are as many bytes as make its tokens at `BYTES_PER_TOKEN`."""
+    """What `pic serve` logged until 0.3: keyed hashes of blocks. Lengths become as many bytes as make its tokens."""
     segments, sizes = [], [int(length) for _, _, blocks in record["segments"] for _, length in blocks]
     scale = BYTES_PER_TOKEN * int(record.get("tokens", 0)) / max(1, sum(sizes)) or 1.0
     if scale * max(sizes, default=0) >= 1 << 31:

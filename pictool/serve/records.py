@@ -1,112 +1,80 @@
-"""What a server records of each request for answers: counts, a span, and lines of its logs."""
+"""What a server records of each request for answers: counts, a span, and a line of its log."""
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from pictool.estimate.request_log import Named, Request
-from pictool.estimate.segments import Segment
 from pictool.serve.prompts.explained import summary
-from pictool.serve.tracing import AnswerSpan
-from pictool.serve.work import (
-    AnswerRequest,
-    Break,
-    ChatPrompt,
-    DeltaEvent,
-    Event,
-    FinishEvent,
-    MarkedText,
-    ObjectReference,
-    Piece,
-    PlainText,
-    RawPrompt,
-    Reuse,
-    StartEvent,
-    TokenizedText,
-)
+from pictool.serve.work import AnswerRequest, ChatPrompt, DeltaEvent, Event, FinishEvent, Reuse, StartEvent
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
 
-    from pictool.estimate.request_log import RequestLog
     from pictool.serve.metrics import Metrics
 
-_KINDS = {"developer": "system", "system": "system", "assistant": "assistant", "tool": "tool", "function": "tool"}
 _log = logging.getLogger("pictool.serve")
 
 
-@dataclass(frozen=True)
-class Records:
-    """Where requests are recorded; `clock` is that of the log."""
-
-    metrics: Metrics
-    clock: Callable[[], float]
-    request_log: RequestLog | None = None
-    tracer_provider: TracerProvider | None = None
-
-
 class RequestRecord:
-    """What is recorded of one request, by the events of its answers. `started` is by time.perf_counter."""
+    """What is recorded of one request, by the events of its answers, from its place in the queue to its last token.
 
-    def __init__(self, records: Records, model: str, work: AnswerRequest, started: float) -> None:
-        self._records, self._work, self._started, self._came = records, work, started, records.clock()
-        self._span = AnswerSpan(records.tracer_provider, work, model)
-        self._reuse: Reuse | None = None
-        self._has_text = False
+    Args:
+        provider: of spans; None: there are none.
+        started: when it came, by time.perf_counter.
+    """
+
+    def __init__(
+        self, metrics: Metrics, provider: TracerProvider | None, model: str, work: AnswerRequest, started: float
+    ) -> None:
+        self._metrics, self._tenant, self._started = metrics, work.tenant.name, started
+        self._span = None if provider is None else _started_span(provider, model, work)
+        self._num_tokens, self._reasons, self._has_text = 0, list[str](), False
 
     def add(self, event: Event) -> None:
-        metrics = self._records.metrics
-        self._span.add(event)
+        """Note what an event says."""
         if isinstance(event, StartEvent):
-            self._reuse = event.reuse
-            metrics.count_prompt(event.reuse)
-            _log.info("pic: a request of %s: %s", self._work.tenant.name, summary(event.reuse.parts))
+            self._metrics.count_prompt(event.reuse)
+            _log.info("pic: a request of %s: %s", self._tenant, summary(event.reuse.parts))
+            if self._span is not None:
+                _note_reuse(self._span, event.reuse)
         elif isinstance(event, DeltaEvent) and not self._has_text:
             self._has_text = True
-            metrics.ttft.observe(time.perf_counter() - self._started)
+            self._metrics.ttft.observe(time.perf_counter() - self._started)
+            if self._span is not None:
+                self._span.add_event("first text")
         elif isinstance(event, FinishEvent):
-            metrics.count_generated(event.num_tokens)
+            self._metrics.count_generated(event.num_tokens)
+            self._num_tokens += event.num_tokens
+            self._reasons.append(event.reason)
 
     def end(self, error: BaseException | None = None) -> None:
         """The last event has come, or an error."""
-        self._span.end(error)
-        if error is not None:
+        if error is None:
+            self._metrics.duration.observe(time.perf_counter() - self._started)
+        if self._span is None:
             return
-        seconds, log = time.perf_counter() - self._started, self._records.request_log
-        self._records.metrics.duration.observe(seconds)
-        if log is not None and self._reuse is not None:
-            parts, num_linked = tuple(_segments(self._work.prompt)), self._reuse.linked + self._reuse.recomputed
-            log.add(Request(self._came, self._work.tenant.name, parts, self._reuse.num_tokens, num_linked, seconds))
+        self._span.set_attribute("gen_ai.usage.output_tokens", self._num_tokens)
+        self._span.set_attribute("gen_ai.response.finish_reasons", self._reasons)
+        if error is not None:
+            self._span.set_attribute("error.type", type(error).__name__)  # its message may quote a request
+        self._span.end()
 
 
-def _segments(prompt: ChatPrompt | RawPrompt) -> list[Segment | Named]:
-    """In the order of a template that prints no documents: they come before the text of the last user's message."""
-    if isinstance(prompt, RawPrompt):
-        return [_segment("prompt", piece) for piece in prompt.pieces]
-    segments: list[Segment | Named] = [Segment("system", json.dumps(tool)) for tool in prompt.tools]
-    for turn in prompt.without_documents().turns:
-        kind = _KINDS.get(turn.role, "user")
-        segments.append(Segment("template", f"<|{kind}|>\n"))
-        segments += [_segment(kind, piece) for piece in turn.pieces]
-    return segments
+def _started_span(provider: TracerProvider, model: str, work: AnswerRequest) -> Span:
+    operation = "chat" if isinstance(work.prompt, ChatPrompt) else "text_completion"
+    sampling = work.sampling
+    options = {"max_tokens": work.max_tokens, "temperature": sampling.temperature, "top_p": sampling.top_p}
+    attributes: dict[str, Any] = {"gen_ai.operation.name": operation, "gen_ai.request.model": model}
+    attributes |= {f"gen_ai.request.{name}": value for name, value in options.items() if value is not None}
+    return provider.get_tracer("pictool").start_span(f"{operation} {model}", attributes=attributes)
 
 
-def _segment(kind: str, piece: Piece) -> Segment | Named:
-    match piece:
-        case ObjectReference(key, num_tokens):
-            return Named(key, num_tokens)
-        case MarkedText(text):
-            return Segment("document", text, True)
-        case TokenizedText(ids):
-            return Segment(kind, np.asarray(ids, dtype=np.int32))
-        case PlainText(text):
-            return Segment(kind, text)
-        case Break():
-            raise AssertionError("a request has none; they come with the layout")
+def _note_reuse(span: Span, reuse: Reuse) -> None:
+    span.set_attribute("gen_ai.usage.input_tokens", reuse.num_tokens)
+    span.set_attribute("pic.policy", reuse.policy)
+    for name in ("chunks", "exact", "linked", "recomputed", "cached"):
+        span.set_attribute(f"pic.{name}", getattr(reuse, name))
+    span.add_event("linked")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from fastapi import Depends, Request
 
 from pictool.errors import InputError, NoRoomError, StoreError
-from pictool.estimate.request_log import RequestLog
 from pictool.runtime.chat.schemas import is_tried, require_schema
 from pictool.serve.admission import AdmissionControl
 from pictool.serve.errors import ApiError, model_not_found, not_found
@@ -26,7 +25,7 @@ from pictool.serve.parts import splitter_of
 from pictool.serve.prompts.learning import texts_of
 from pictool.serve.prompts.requests import documents_of
 from pictool.serve.prompts.retrieving import RetrievedDocument
-from pictool.serve.records import Records, RequestRecord
+from pictool.serve.records import RequestRecord
 from pictool.serve.schema import DocumentQuery, Documents
 from pictool.serve.tenants import Keys, Tenant
 from pictool.serve.work import (
@@ -89,7 +88,7 @@ class Service:
     def __init__(
         self, backend: Backend, root: Path, keys: Keys, settings: ServiceSettings = ServiceSettings(),
         clock: Callable[[], float] = time.time,
-        request_log: RequestLog | None = None, tracer_provider: TracerProvider | None = None,
+        tracer_provider: TracerProvider | None = None,
     ) -> None:  # fmt: skip
         self.backend, self.keys, self.settings, self.clock = backend, keys, settings, clock
         self.leases = Leases(root, clock, Share(settings.lease_bytes))
@@ -100,7 +99,6 @@ class Service:
         self._trials = AdmissionControl(_MAX_TRIALS, most=1)
         leased_keys(root)  # a damaged file, or no store, is an error at the start, not of every request
         self.metrics = Metrics(backend.status, self.leases.count)
-        self._records = Records(self.metrics, clock, request_log, tracer_provider)
 
     def tenant(self, request: Request) -> Tenant:
         """Whose a request is, by its bearer key (or x-api-key, x-goog-api-key, ?key=, as other clients send it).
@@ -161,7 +159,7 @@ class Service:
 
         `started` is when the request came, by time.perf_counter.
         """
-        record = RequestRecord(self._records, self.backend.model, work, started)
+        record = RequestRecord(self.metrics, self.tracer_provider, self.backend.model, work, started)
         split = splitter_of(work, self.backend.response_template)
         try:
             async with aclosing(self.backend.answer(work)) as answer:

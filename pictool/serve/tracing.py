@@ -11,7 +11,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from pictool.errors import InputError
-from pictool.serve.work import AnswerRequest, ChatPrompt, DeltaEvent, Event, FinishEvent, StartEvent
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -76,50 +75,3 @@ def _without_query(span: Span, scope: dict[str, Any]) -> None:
         if name in _ADDRESSES:
             span.set_attribute(name, str(value).partition("?")[0])
     span.set_attribute("url.query", "")
-
-
-class AnswerSpan:
-    """The span of one answer, from its place in the queue to its last token. Without a provider it does nothing."""
-
-    def __init__(self, provider: TracerProvider | None, work: AnswerRequest, model: str) -> None:
-        self._span: Span | None = None
-        self._num_tokens, self._reasons, self._has_text = 0, list[str](), False
-        if provider is None:
-            return
-        operation = "chat" if isinstance(work.prompt, ChatPrompt) else "text_completion"
-        options = {
-            "max_tokens": work.max_tokens,
-            "temperature": work.sampling.temperature,
-            "top_p": work.sampling.top_p,
-        }
-        attributes: dict[str, Any] = {"gen_ai.operation.name": operation, "gen_ai.request.model": model}
-        attributes |= {f"gen_ai.request.{name}": value for name, value in options.items() if value is not None}
-        self._span = provider.get_tracer("pictool").start_span(f"{operation} {model}", attributes=attributes)
-
-    def add(self, event: Event) -> None:
-        """Note what an event says."""
-        if self._span is None:
-            return
-        if isinstance(event, StartEvent):
-            reuse = event.reuse
-            self._span.set_attribute("gen_ai.usage.input_tokens", reuse.num_tokens)
-            self._span.set_attribute("pic.policy", reuse.policy)
-            for name in ("chunks", "exact", "linked", "recomputed", "cached"):
-                self._span.set_attribute(f"pic.{name}", getattr(reuse, name))
-            self._span.add_event("linked")
-        elif isinstance(event, DeltaEvent) and not self._has_text:
-            self._has_text = True
-            self._span.add_event("first text")
-        elif isinstance(event, FinishEvent):
-            self._num_tokens += event.num_tokens
-            self._reasons.append(event.reason)
-
-    def end(self, error: BaseException | None = None) -> None:
-        """The last event has come, or an error."""
-        if self._span is None:
-            return
-        self._span.set_attribute("gen_ai.usage.output_tokens", self._num_tokens)
-        self._span.set_attribute("gen_ai.response.finish_reasons", self._reasons)
-        if error is not None:
-            self._span.set_attribute("error.type", type(error).__name__)  # its message may quote a request
-        self._span.end()

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pictool.compiler.chunking import read_text
+from pictool.engines.answer_file import Contents, digest_of, engine_identity
 from pictool.errors import InputError
-from pictool.spans.query import DEFAULT_MODEL, Augment, Chat, Fragment, Generate, Map, Message, Query, Retrieve, nodes
-from pictool.spans.reading import read_query, to_json
-from pictool.spans.retrieve import source_files
+from pictool.spans.operators.calls import ModelCall
+from pictool.spans.operators.retrieve import Fragment, Retrieve, source_files
+from pictool.spans.query import DEFAULT_MODEL, Query, nodes, to_json
+from pictool.spans.reading import read_query
 
 if TYPE_CHECKING:
     from pictool.spans.execute import Executor
@@ -67,15 +69,11 @@ class AnswerDigests:
     """Digests of what answers to queries follow from, by an executor that reads the files of now."""
 
     def __init__(self, executor: Executor) -> None:
-        from pictool.engines.answer_file import Contents, engine_identity
-
         self._executor, self._contents = executor, Contents()
         self._engine_identity = cache(lambda name: engine_identity(executor.engine_of(name), executor.options.policy))
 
     def __call__(self, bulk_query: BulkQuery) -> str | None:
         """None for a query that cannot be run as it is."""
-        from pictool.engines.answer_file import digest_of
-
         salt = self._executor.engine_of(DEFAULT_MODEL).model.salt
         return digest_of(lambda: self._identity(bulk_query), salt)
 
@@ -83,7 +81,7 @@ class AnswerDigests:
         options, models, files = self._executor.options, {DEFAULT_MODEL}, list[Path]()
         for _, node in nodes(bulk_query.query):
             match node:
-                case Generate() | Chat() | Map():
+                case ModelCall():
                     models.add(node.call.model)
                 case Fragment(source, None):
                     files.append(options.base / source)
@@ -104,14 +102,10 @@ def items_of(query: Query, base: Path, size: Callable[[str], int] = len) -> dict
     """
     texts: list[str] = []
     for _, node in nodes(query):
-        match node:
-            case Fragment(source, None):
-                with suppress(InputError):  # the query says so when it runs
-                    texts.append(read_text(base / source))
-            case Fragment(_, str(text)) | Message(_, text) | Augment(text=text):
-                texts.append(text)
-            case Map(_, inputs):
-                texts += inputs
+        texts += node.texts
+        if isinstance(node, Fragment) and node.text is None:
+            with suppress(InputError):  # the query says so when it runs
+                texts.append(read_text(base / node.source))
     return {hashlib.sha256(text.encode()).digest(): size(text) for text in texts}
 
 

@@ -17,39 +17,15 @@ from pictool.compiler.chunking import encode_within
 from pictool.core import Chunk, GeneratedChunk, PromptText, Separator
 from pictool.errors import InputError, ModelError
 from pictool.runtime.chat.template import PLAIN_QUERY, render_chat, separator_between
-from pictool.spans.query import Fragment, Join, Message, Par, Plus, Query, Role, Seq
+from pictool.spans.operators.joins import Join, Par, Plus, Seq
+from pictool.spans.operators.messages import FileText, Message, Output, Role
+from pictool.spans.query import Query
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 SEAM = "\n"  # after an output that is a span, so that the next one begins on a line of its own
 _OPEN, _CLOSE = "\x02{}\x03", "\x04"
-
-
-@dataclass(frozen=True)
-class Output(Message):
-    """What a call generated.
-
-    Fields:
-        tokens: its ids as they were generated, without the end token; empty if its text is read instead.
-        source: the call's path.
-        object: the key of its generated object, of its text and the seam after it; empty if there is none.
-    """
-
-    tokens: tuple[int, ...] = ()
-    source: str = ""
-    object: str = ""
-
-
-@dataclass(frozen=True)
-class FileText(Message):
-    """A user's message that is a fragment's text. `source` is where it came from."""
-
-    source: str = ""
-
-    @classmethod
-    def of(cls, fragment: Fragment) -> FileText:
-        return cls("user", fragment.text or "", fragment.source)
 
 
 @dataclass(frozen=True)
@@ -105,8 +81,10 @@ def make_prompt(model: Model, query: Query) -> CallPrompt:
         documents.append(_chunk(model, span))
         num_tokens += len(documents[-1])
         if index < len(between) and between[index]:
-            documents.append(_between(model, between[index]))
-            num_tokens += len(documents[-1])
+            text, tokens = between[index].text, encode_within(model, between[index], "the prompt")
+            is_text = bool(text.strip())  # of blanks alone, as of a separator, no object is made
+            documents.append(Chunk(text, tokens, "between spans") if is_text else Separator(text, tokens, "separator"))
+            num_tokens += len(tokens)
         if num_tokens > model.max_positions:  # the rest need not be tokenized
             raise InputError(
                 f"the prompt has more tokens than the {model.max_positions} positions that {model.name} takes; "
@@ -117,12 +95,6 @@ def make_prompt(model: Model, query: Query) -> CallPrompt:
         if documents and isinstance(documents[-1], Separator):
             tail = PromptText(documents.pop().text) + tail
     return CallPrompt(head, tuple(documents), tail)
-
-
-def _between(model: Model, between: PromptText) -> Chunk:
-    """What is written between two spans; of blanks alone, as of a separator, no object is made."""
-    text, tokens = between.text, encode_within(model, between, "the prompt")
-    return Chunk(text, tokens, "between spans") if text.strip() else Separator(text, tokens, "separator")
 
 
 def span_text(span: MessageSpan) -> str:
@@ -144,7 +116,9 @@ def _walk(query: Query) -> Iterator[MessageSpan]:
             for child in _children(query):
                 messages = tuple(message for span in _walk(child) for message in span.messages)
                 if messages:
-                    yield MessageSpan(messages, True, _source(messages))
+                    first = messages[0]
+                    source = first.source if isinstance(first, Output | FileText) else first.role
+                    yield MessageSpan(messages, True, source)
         case Join(parts):
             for part in parts:
                 yield from _walk(part)
@@ -171,11 +145,6 @@ def _unwrapped(child: Query) -> Query:
     return child
 
 
-def _source(messages: Sequence[Message]) -> str:
-    (first, *_) = messages
-    return first.source if isinstance(first, Output | FileText) else first.role
-
-
 def _chunk(model: Model, span: MessageSpan) -> Chunk:
     """A span as a chunk; of a single output the tokens are those that were generated."""
     text = span_text(span)
@@ -191,32 +160,23 @@ def _render_plain(model: Model, spans: Sequence[MessageSpan]) -> tuple[PromptTex
     *rest, last = spans
     question = last.messages[-1]
     texts = [span_text(span) for span in spans]
+    pieces, before = [""], ""  # pieces: what is written between objects
     if not last.is_object and question.role == "user" and type(question) is Message:
-        before = "".join(message.text for message in last.messages[:-1])
+        lead = "".join(message.text for message in last.messages[:-1])
         tail = PLAIN_QUERY.replace("{query}", question.text)
-        before += separator_between(before, model.separator, tail) if before else ""
-        if not any(span.is_object for span in rest):  # a prompt without objects: the question is its tail
-            return _bos(model) + model.encoder.quoted(before), [], model.encoder.quoted(tail)
-        texts[-1] = before + tail
-    return _split(model, spans, texts)
-
-
-def _bos(model: Model) -> PromptText:
-    return PromptText(model.tokenizer.bos_token or "")
-
-
-def _split(
-    model: Model, spans: Sequence[MessageSpan], texts: Sequence[str]
-) -> tuple[PromptText, list[PromptText], PromptText]:  # fmt: skip
-    between, before = [""], ""
+        lead += separator_between(lead, model.separator, tail) if lead else ""
+        texts[-1] = lead + tail
+        if not rest:  # a prompt without objects: the question is its tail
+            pieces, spans, texts = [lead, tail], [], []
     for span, text in zip(spans, texts, strict=True):
         after = "" if span.is_object else text
-        between[-1] += (separator_between(before, model.separator, after) if before else "") + after
+        pieces[-1] += (separator_between(before, model.separator, after) if before else "") + after
         if span.is_object:
-            between.append("")
+            pieces.append("")
         before = text
-    first, *rest = map(model.encoder.quoted, between)
-    return (_bos(model) + first, rest[:-1], rest[-1]) if rest else (_bos(model), [], first)
+    bos = PromptText(model.tokenizer.bos_token or "")
+    first, *between = map(model.encoder.quoted, pieces)
+    return (bos + first, between[:-1], between[-1]) if between else (bos, [], first)
 
 
 def _render_chat(model: Model, spans: Sequence[MessageSpan]) -> tuple[PromptText, list[PromptText], PromptText]:

@@ -1,43 +1,25 @@
-"""The nodes of a span query (Span queries §4.1, table 1; and those that spnl has besides), immutable.
+"""The tree of a span query (Span queries §4.1), immutable, and what is common to its operators.
 
-| here       | paper | spnl's JSON                         | result                                                    |
-|------------|-------|-------------------------------------|-----------------------------------------------------------|
-| `Message`  | S U A | `{"user": "…"}`                     | itself                                                    |
-| `Seq`      |       | `{"seq": […]}`                      | its children's, run in order                              |
-| `Par`      |       | `{"par": […]}`                      | its children's, run side by side                          |
-| `Cross`    | ⋈     | `{"cross": […]}`                    | its children's; their order matters                       |
-| `Plus`     | +     | `{"plus": […]}`                     | its children's; their order does not matter               |
-| `Generate` | G, G¹ | `{"g": {"model", "input", …}}`      | what the model generates, an assistant's message          |
-| `Repeat`   |       | `{"repeat": {"n", "g"}}`            | n such messages                                           |
-| `Map`      |       | `{"map": {"metadata", "inputs"}}`   | one such message per input                                |
-| `Monad`    |       | `{"monad": …}`                      | nothing; it runs for what it leaves in the cache          |
-| `Zip`      |       | `{"zip": {"first", "second"}}`      | `first` before each item of `second`                      |
-| `Augment`  |       | `{"augment": {…}}`                  | fragments of a document that concern `body`               |
-| `Chat`     | C     | ours: `{"chat": {"model", …}}`      | as `Generate` over a ⋈                                    |
-| `Retrieve` | R     | ours: `{"retrieve": {…}}`           | fragments of files that concern `query`                   |
-| `Fragment` | F     | `{"file": "path"}`                  | a file's text, a user's message                           |
-| `Ask`      |       | `{"ask": "…"}`                      | what the user types, a user's message                     |
-| `Print`    |       | `{"print": "…"}`                    | nothing; it is shown                                      |
-
-A tree is at most `MAX_DEPTH` deep, and that is checked where a node is made: no function over trees needs a check.
+Each operator is a class in `operators/`: how it is read (`read`), written (`to_data`), rewritten (`rules`) and run
+(`run`). A tree is at most `MAX_DEPTH` deep, and that is checked where a node is made: no function over trees needs a
+check.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from functools import cache, cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
-from pictool.errors import InputError
+from pictool.errors import InputError, PicError
 
 MAX_DEPTH = 128
+MAX_NODES = 100_000
 DEFAULT_MODEL = "default"  # of calls that leave it to the executor
 _LOCAL = ("pic", "spnl", "local")  # providers whose models run here
-MAX_TOKENS, TEMPERATURE = 0, 0.6  # of spnl's `g`, where it says nothing
-MAX_STOPS, MAX_STOP_BYTES = 16, 4096  # stop strings of a call, and their bytes in all
-Role = Literal["system", "user", "assistant"]
-ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 Path = tuple[str | int, ...]  # to a node, by keys and indices of its JSON
 Checkpoint = Callable[[], None]  # called at every node of a pass over a tree; it may let other work go on, or raise
 
@@ -46,9 +28,47 @@ def no_checkpoint() -> None:
     """A `Checkpoint` that does nothing."""
 
 
+class Effect(Enum):
+    """What a rule may change."""
+
+    NOTHING = "what the model reads stays the same"
+    ORDER = "children of a + change places"
+    PROMPT = "the model reads another prompt"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the optimizer may do.
+
+    Fields:
+        sorts_plus: children of a + are put in the order of their content; that decides what a prefix cache hits, and
+            changes answers.
+        arity: judges of more children of a + than this become a tree of such judges; None: none do.
+        retrieve: finds the fragments of an R. R stays where it gives None, or is None.
+        call: that of the nearest G around a node.
+    """
+
+    sorts_plus: bool = False
+    arity: int | None = None
+    retrieve: Callable[[Any], Sequence[Query] | None] | None = None
+    call: Any = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of an operator: a node in, what takes its place out, or None where it does not match.
+
+    A rule that changes the order or the prompt is applied only on request.
+    """
+
+    name: str
+    apply: Callable[[Any, Options], Query | None]
+    effect: Effect = Effect.NOTHING
+
+
 @dataclass(frozen=True)
 class Query:
-    """A node and all below it. `kind` is its key in JSON, `symbol` what shapes and pictures call it.
+    """A node and all below it. `kind` is its key in JSON.
 
     `origin` is where the node, or the one that a rule made it from, is in the query as it was written (`with_origins`);
     messages name it. What is known of all that is below a node (its hash, `varies`) is found once, since trees may have
@@ -56,7 +76,7 @@ class Query:
     """
 
     kind: ClassVar[str]
-    symbol: ClassVar[str]
+    rules: ClassVar[tuple[Rule, ...]] = ()  # in the order in which they are tried
     depth: int = field(init=False, compare=False, repr=False, default=1)
     origin: Path | None = field(default=None, compare=False, repr=False, kw_only=True)
 
@@ -80,11 +100,10 @@ class Query:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_hash"}  # another process has other ones
 
-    @cached_property
-    def varies(self) -> bool:
-        """Whether it may give something else each time: a call at a temperature, or a question to somebody."""
-        is_drawn = isinstance(self, Generate | Chat | Map) and self.call.temperature not in (0, None)
-        return is_drawn or isinstance(self, Ask) or any(child.varies for child in self.children)
+    @property
+    def symbol(self) -> str:
+        """What shapes call it."""
+        return self.kind
 
     @property
     def children(self) -> tuple[Query, ...]:
@@ -100,94 +119,45 @@ class Query:
         assert not children
         return self
 
+    def to_data(self) -> dict[str, Any]:
+        """It as spnl's JSON. Sugar that spnl has no word for is written in our own words."""
+        raise NotImplementedError(type(self).__name__)
 
-@dataclass(frozen=True)
-class Message(Query):
-    """One message of a chat."""
+    def run(self, run: Any, path: Path) -> Any:
+        """What it gives, messages and joins of them; or a task that gives it.
 
-    kind: ClassVar[str] = "message"
-    role: Role
-    text: str
+        Args:
+            run: the `RunningQuery` that it is part of. path: where it is in the tree that runs.
+        """
+        raise NotImplementedError(type(self).__name__)
 
     @property
-    def symbol(self) -> str:  # type: ignore[override]
-        return self.role[0].upper()
+    def texts(self) -> tuple[str, ...]:
+        """The texts of its own that a model reads."""
+        return ()
 
+    @property
+    def num_calls(self) -> int:
+        """Calls of the node itself; those of a repeat less the one that is below it."""
+        return 0
 
-@dataclass(frozen=True)
-class Join(Query):
-    """A node with any number of children. See its four classes."""
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the node itself may give something else each time."""
+        return False
 
-    parts: tuple[Query, ...]
+    @cached_property
+    def varies(self) -> bool:
+        """Whether it, or what is below it, may give something else each time."""
+        return self.is_drawn or any(child.varies for child in self.children)
 
-    def steps(self) -> Iterator[tuple[Path, Query]]:
-        return (((self.kind, index), part) for index, part in enumerate(self.parts))
+    def options_below(self, options: Options) -> Options:
+        """What the optimizer may do to its children."""
+        return options
 
-    def with_children(self, children: Sequence[Query]) -> Self:
-        return replace(self, parts=tuple(children))
-
-
-@dataclass(frozen=True)
-class Seq(Join):
-    """Children that run one after the other."""
-
-    kind: ClassVar[str] = "seq"
-    symbol: ClassVar[str] = "seq"
-
-
-@dataclass(frozen=True)
-class Par(Join):
-    """Children that run side by side; their order is kept."""
-
-    kind: ClassVar[str] = "par"
-    symbol: ClassVar[str] = "par"
-
-
-@dataclass(frozen=True)
-class Cross(Join):
-    """⋈: children whose order matters."""
-
-    kind: ClassVar[str] = "cross"
-    symbol: ClassVar[str] = "⋈"
-
-
-@dataclass(frozen=True)
-class Plus(Join):
-    """+: children that commute."""
-
-    kind: ClassVar[str] = "plus"
-    symbol: ClassVar[str] = "+"
-
-
-@dataclass(frozen=True)
-class Call:
-    """What a model call asks for beside its input.
-
-    Fields:
-        model: as the query names it, perhaps with a provider ("spnl/NAME").
-        max_tokens: None or 0: the executor's default. 1 prepares: it fills the cache.
-        temperature: None: the executor's default.
-        top_p: ours: of sampling; None: the executor's default.
-        stop: ours: texts that end the output, at most MAX_STOPS of MAX_STOP_BYTES in all.
-    """
-
-    model: str
-    max_tokens: int | None = MAX_TOKENS
-    temperature: float | None = TEMPERATURE
-    top_p: float | None = None
-    stop: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("temperature", "top_p"):
-            value = getattr(self, name)
-            if isinstance(value, float) and value.is_integer():  # 0.0 is written as 0, its equal
-                object.__setattr__(self, name, int(value))
-
-    def to_data(self) -> dict[str, Any]:
-        """Its fields as JSON; of ours those that it has, as spnl knows no others."""
-        own = {"top_p": self.top_p, "stop": list(self.stop) or None}
-        stated = {name: value for name, value in own.items() if value is not None}
-        return {"model": self.model, "max_tokens": self.max_tokens, "temperature": self.temperature, **stated}
+    def outputs(self) -> Sequence[Query]:
+        """It as children of a + that give what it gives there: a repeat, a map or a par is as many."""
+        return (self,)
 
 
 @dataclass(frozen=True)
@@ -203,142 +173,6 @@ class Over(Query):
     def with_children(self, children: Sequence[Query]) -> Self:
         (child,) = children
         return replace(self, input=child)
-
-
-@dataclass(frozen=True)
-class Generate(Over):
-    """G: the message that a model generates after its input."""
-
-    kind: ClassVar[str] = "g"
-    call: Call
-
-    @property
-    def symbol(self) -> str:  # type: ignore[override]
-        return "G¹" if self.call.max_tokens == 1 else "G"
-
-
-@dataclass(frozen=True)
-class Chat(Over):
-    """C: chat completion, sugar for G over a ⋈ of its messages."""
-
-    kind: ClassVar[str] = "chat"
-    symbol: ClassVar[str] = "C"
-    call: Call
-
-
-@dataclass(frozen=True)
-class Monad(Over):
-    """Runs, and gives nothing."""
-
-    kind: ClassVar[str] = "monad"
-    symbol: ClassVar[str] = "M"
-    key: ClassVar[str | None] = None
-
-
-@dataclass(frozen=True)
-class Repeat(Over):
-    """n outputs of one call."""
-
-    kind: ClassVar[str] = "repeat"
-    symbol: ClassVar[str] = "repeat"
-    key: ClassVar[str | None] = None
-    input: Generate
-    n: int
-
-
-@dataclass(frozen=True)
-class Map(Query):
-    """One call for each of several users' messages."""
-
-    kind: ClassVar[str] = "map"
-    symbol: ClassVar[str] = "map"
-    call: Call
-    inputs: tuple[str, ...]
-
-    def calls(self) -> Iterator[Generate]:
-        """The call of each input."""
-        for index, text in enumerate(self.inputs):
-            origin = None if self.origin is None else (*self.origin, self.kind, index)
-            yield Generate(Message("user", text), self.call, origin=origin)
-
-
-@dataclass(frozen=True)
-class Zip(Query):
-    """`first` before each item of `second`."""
-
-    kind: ClassVar[str] = "zip"
-    symbol: ClassVar[str] = "zip"
-    first: Query
-    second: Query
-
-    def steps(self) -> Iterator[tuple[Path, Query]]:
-        yield (self.kind, "first"), self.first
-        yield (self.kind, "second"), self.second
-
-    def with_children(self, children: Sequence[Query]) -> Self:
-        first, second = children
-        return replace(self, first=first, second=second)
-
-
-@dataclass(frozen=True)
-class Augment(Over):
-    """spnl's retrieval: fragments of one document, given by its name and text, that concern `input`."""
-
-    kind: ClassVar[str] = "augment"
-    symbol: ClassVar[str] = "R"
-    key: ClassVar[str | None] = "body"
-    embedding_model: str
-    name: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Retrieve(Over):
-    """R: the `k` fragments of `sources` that concern `input` most.
-
-    Fields:
-        sources: files, or folders of text files; relative to the query's file.
-        k: fragments at most; None: all, in the order of the files.
-        chunk_tokens: files are cut into fragments of at most so many tokens; None: one fragment a file.
-    """
-
-    kind: ClassVar[str] = "retrieve"
-    symbol: ClassVar[str] = "R"
-    key: ClassVar[str | None] = "query"
-    sources: tuple[str, ...]
-    k: int | None = None
-    chunk_tokens: int | None = None
-
-
-@dataclass(frozen=True)
-class Fragment(Query):
-    """F: a fragment of a corpus. `text` is None for a file that is not read yet."""
-
-    kind: ClassVar[str] = "file"
-    symbol: ClassVar[str] = "F"
-    source: str
-    text: str | None = None
-
-
-@dataclass(frozen=True)
-class Ask(Query):
-    """A message that the user types when the query runs."""
-
-    kind: ClassVar[str] = "ask"
-    symbol: ClassVar[str] = "ask"
-    text: str
-
-
-@dataclass(frozen=True)
-class Print(Query):
-    """A message that is shown when the query runs."""
-
-    kind: ClassVar[str] = "print"
-    symbol: ClassVar[str] = "print"
-    text: str
-
-
-JOINS: tuple[type[Join], ...] = (Seq, Par, Cross, Plus)
 
 
 @cache
@@ -365,10 +199,66 @@ def with_origins(query: Query, path: Path = (), checkpoint: Checkpoint = no_chec
     return query if query.origin is not None else replace(query, origin=path)
 
 
-def shape(query: Query) -> str:
-    """The tree without its texts, as figures draw it: `G(⋈(S, +(F, F), U))`."""
-    below = ", ".join(shape(child) for child in query.children)
-    return f"{query.symbol}({below})" if isinstance(query, Join | Over | Zip) else query.symbol
+@dataclass(frozen=True)
+class AppliedRule:
+    """A rule that fired. `path` is that of the node as the tree was then; `before` and `after` are what it was."""
+
+    rule: str
+    effect: Effect
+    path: Path
+    before: Query
+    after: Query
+
+
+def rewrite(
+    query: Query, options: Options = Options(), checkpoint: Checkpoint = no_checkpoint
+) -> tuple[Query, list[AppliedRule]]:
+    """Apply rules to a fixpoint, first match first (Span queries §5.1).
+
+    Args:
+        options: what the rules may change. checkpoint: called with every node to which rules are applied.
+
+    Raises:
+        InputError: a tree that becomes too deep, or fragments that cannot be read.
+    """
+    steps: list[AppliedRule] = []
+
+    def apply(node: Query, path: Path, options: Options) -> Query:
+        """A node to which no rule applies any more; those below it may still match."""
+        checkpoint()
+        for rule in node.rules:
+            try:
+                new = rule.apply(node, options)
+            except PicError as error:
+                raise InputError(f"{path_text(path if node.origin is None else node.origin)}: {error}") from error
+            if new is not None:
+                assert new != node, f"{rule.name} gives back what it is given"
+                steps.append(AppliedRule(rule.name, rule.effect, path, node, new))
+                return apply(new, path, options)
+        return node
+
+    def fixpoint(node: Query, path: Path, options: Options) -> Query:
+        """A node to which, and below which, no rule applies any more."""
+        node = apply(node, path, options)
+        below = node.options_below(options)
+        children = [fixpoint(child, path + step, below) for step, child in node.steps()]
+        if all(new is old for new, old in zip(children, node.children, strict=True)):
+            return node
+        rewritten = node.with_children(children)
+        new = apply(rewritten, path, options)
+        return new if new is rewritten else fixpoint(new, path, options)
+
+    return fixpoint(query, (), options), steps
+
+
+def to_json(query: Query, indent: int | None = None) -> str:
+    """`Query.to_data` as text; the same query gives the same text."""
+    return json.dumps(query.to_data(), ensure_ascii=False, indent=indent)
+
+
+def text_of(query: Query) -> str:
+    """The texts of messages and joins of them, in their order."""
+    return "\n".join(text for _, node in nodes(query) for text in node.texts if text)
 
 
 def model_name(model: str) -> str:
@@ -383,15 +273,3 @@ def path_text(path: Path) -> str:
     if len(texts) > 16:
         texts = [*texts[:8], " … ", *texts[-8:]]
     return "".join(texts).lstrip(".") or "the query"
-
-
-def attributes(query: Query) -> dict[str, object]:
-    """The fields of a node that are no queries, a call's among them."""
-    found: dict[str, object] = {}
-    for entry in fields(query):
-        value = getattr(query, entry.name)
-        if entry.name == "call":
-            found |= value.to_data()
-        elif entry.name not in ("depth", "origin") and not isinstance(value, Query) and not isinstance(query, Join):
-            found[entry.name] = value
-    return found

@@ -24,7 +24,7 @@ from pictool.spans.query import Query
 from pictool.store.files import atomic_write
 
 if TYPE_CHECKING:
-    from pictool.spans.outcome import CallRecord
+    from pictool.spans.running import CallRecord
 
 FORMAT, VERSION, FILE = "pic query run", 1, "run.json"
 MAX_BYTES = 256 << 20

@@ -13,7 +13,8 @@ from benchmarks.span_queries.paged_caches import (
     serialise_with_pointers,
 )
 from pictool.spans.dsl import assistant, cross, plus, seq, system, user
-from pictool.spans.query import Message, Query
+from pictool.spans.operators.messages import Message
+from pictool.spans.query import Query
 
 BLOCK = 2
 

@@ -32,7 +32,8 @@ from benchmarks.span_queries.tree import bench_tree, queries_over, write_haystac
 from benchmarks.span_queries.waves import bench_waves
 from pictool.linker.grid import parse_grid
 from pictool.runtime.model import Model, load_model
-from pictool.spans.query import nodes, shape
+from pictool.spans.optimise import shape
+from pictool.spans.query import nodes
 from pictool.store.store import Store
 
 POLICIES = parse_grid(["naive", "legolink-4"])

@@ -32,7 +32,7 @@ from pictool.serve.running import run
 from pictool.serve.schema import ChatMessage, ChatRequest, CompletionRequest
 from pictool.serve.start import start_backend
 from pictool.serve.tenants import Keys, Tenant
-from pictool.spans.reading import MAX_NODES
+from pictool.spans.query import MAX_NODES
 from pictool.store.store import Store
 from serve.live import DOCS, NAME, Live, serving, text_of, tiny_model, until
 

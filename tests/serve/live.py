@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 import tiny
 
-from pictool.estimate.request_log import RequestLog
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model, wrap_model
 from pictool.serve.app import make_app
@@ -168,22 +167,22 @@ END = "</s>"
 @contextmanager
 def serving(
     model: Model, store: Store, keys: Keys | None = None, settings: BackendSettings | None = None,
-    service_settings: ServiceSettings = ServiceSettings(), key: str = "none", request_log: RequestLog | None = None,
+    service_settings: ServiceSettings = ServiceSettings(), key: str = "none",
 ) -> Iterator[Live]:  # fmt: skip
     """A server that runs until the end."""
     backend = TorchBackend(model, store, settings or BackendSettings(parse_policy("legolink-4"), refresh_s=3600))
-    with serving_backend(backend, store, keys, service_settings, key, request_log) as live:
+    with serving_backend(backend, store, keys, service_settings, key) as live:
         yield live
 
 
 @contextmanager
 def serving_backend(
     backend: Any, store: Store, keys: Keys | None = None, service_settings: ServiceSettings = ServiceSettings(),
-    key: str = "none", request_log: RequestLog | None = None,
+    key: str = "none",
 ) -> Iterator[Live]:  # fmt: skip
     """A server of a backend, which ends with it."""
     tenants = keys or Keys(default=Tenant("default"))
-    with running(Service(backend, store.root, tenants, service_settings, request_log=request_log), store, key) as live:
+    with running(Service(backend, store.root, tenants, service_settings), store, key) as live:
         yield live
 
 

@@ -24,8 +24,9 @@ from pictool.serve.backends.torch.engine_thread import EngineTask, TaskCancelled
 from pictool.serve.routes import query as query_routes
 from pictool.serve.tenants import Keys, Tenant
 from pictool.spans import query as nodes
-from pictool.spans.execute import Executor, RunOptions
+from pictool.spans.execute import Executor
 from pictool.spans.reading import read_query
+from pictool.spans.running import RunOptions
 from pictool.store.store import Store
 from serve.live import DOCS, NAME, QUESTION, Live, counts, serving, text_of, tiny_model, until, until_async
 

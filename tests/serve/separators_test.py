@@ -29,8 +29,9 @@ from pictool.serve.prompts.requests import documents_of, turns_of
 from pictool.serve.routes.link import _spec_of
 from pictool.serve.schema import ChatMessage, DocumentText, LinkRequest
 from pictool.serve.work import ChatPrompt, MarkedText, ObjectReference, Turn
+from pictool.spans.operators.joins import Plus, Seq
+from pictool.spans.operators.messages import Message
 from pictool.spans.prompt import make_prompt
-from pictool.spans.query import Message, Plus, Seq
 from pictool.store.leases import Lease, LeasedObject
 from pictool.store.store import Store
 from serve.live import DOCS, NAME, TEMPLATE, serving, tiny_model

@@ -11,13 +11,14 @@ import pytest
 
 from pictool.core import Chunk
 from pictool.errors import InputError
-from pictool.spans import query as nodes
-from pictool.spans import retrieve as retrieval
 from pictool.spans.bulk import BulkQuery, expected_hits, items_of, read_bulk, schedule
 from pictool.spans.dsl import file, fragment, g, plus, retrieve, user
-from pictool.spans.execute import Executor, RunOptions
-from pictool.spans.query import Call, Map
-from pictool.spans.reading import to_json
+from pictool.spans.execute import Executor
+from pictool.spans.operators import retrieve as retrieval
+from pictool.spans.operators.calls import Call, Map
+from pictool.spans.operators.retrieve import Augment
+from pictool.spans.query import to_json
+from pictool.spans.running import RunOptions
 
 
 def test_queries_that_share_fragments_become_neighbours() -> None:
@@ -66,7 +67,7 @@ def test_items_are_the_texts_that_are_read(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "a.txt").write_text("12345")
     query = g(plus(file("a.txt"), fragment("123"), fragment("123", "other")), Map(Call("m"), ("1", "22")), "question")
     assert sorted(items_of(query, tmp_path).values()) == [1, 2, 3, 5, 8]
-    found = g(retrieve("q", "a.txt"), nodes.Augment(user("q"), "m", "name", "1234567"))
+    found = g(retrieve("q", "a.txt"), Augment(user("q"), "m", "name", "1234567"))
     engine: Any = SimpleNamespace(model=None)
     executed = Executor(lambda _: engine, RunOptions(base=tmp_path))
     monkeypatch.setattr(retrieval, "make_chunks", lambda model, text, source, size: [Chunk(text, (), source)])

@@ -9,8 +9,9 @@ import pytest
 from pictool.engines.torch import TorchEngine
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model, load_model
-from pictool.spans.execute import Executor, RunOptions
+from pictool.spans.execute import Executor
 from pictool.spans.reading import read_query
+from pictool.spans.running import RunOptions
 from pictool.store.store import Store
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "queries"

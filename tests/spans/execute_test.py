@@ -22,12 +22,14 @@ from pictool.linker.spec import Spec
 from pictool.runtime.model import Model, wrap_model
 from pictool.spans import query as nodes
 from pictool.spans.dsl import assistant, chat, cross, file, g, monad, par, plus, repeat, retrieve, seq, system, user
-from pictool.spans.execute import Executor, Hooks, QueryBudget, RunOptions, node_seed
-from pictool.spans.optimise import optimise
-from pictool.spans.outcome import QueryError, Result
+from pictool.spans.execute import Executor
+from pictool.spans.operators.calls import Call, Generate, Map
+from pictool.spans.operators.flow import Ask, Print, Zip
+from pictool.spans.operators.joins import Plus
+from pictool.spans.optimise import optimise, shape
 from pictool.spans.prompt import spans_of
-from pictool.spans.query import Call, Query, path_text
-from pictool.spans.rules import Options
+from pictool.spans.query import Options, Query, path_text
+from pictool.spans.running import Hooks, QueryBudget, QueryError, Result, RunOptions, node_seed
 from pictool.store.store import Store
 
 TEMPLATE = (
@@ -77,7 +79,7 @@ def files(tmp_path: Path) -> Path:
     return folder
 
 
-def g0(*items: Any, **more: Any) -> nodes.Generate:
+def g0(*items: Any, **more: Any) -> Generate:
     return g(*items, **{"temperature": 0, **more})
 
 
@@ -163,8 +165,8 @@ def test_an_output_is_read_as_it_was_generated(run: Callable[..., Result], model
 def test_every_kind_of_node_runs(run: Callable[..., Result], files: Path) -> None:
     shown: list[str] = []
     query = seq(
-        nodes.Print("hello"), monad(g0("prepared")), nodes.Ask("who?"),
-        nodes.Zip(user("z"), par("p", "q")), nodes.Map(Call("m", 2, 0.0), ("x", "y")), repeat(2, g0("r", max_tokens=2)),
+        Print("hello"), monad(g0("prepared")), Ask("who?"),
+        Zip(user("z"), par("p", "q")), Map(Call("m", 2, 0.0), ("x", "y")), repeat(2, g0("r", max_tokens=2)),
         chat("c", temperature=0, max_tokens=1), file("a.txt"), retrieve("harbour", ".", k=1),
     )  # fmt: skip
     result = run(query, replace(SHORT, base=files), on_print=shown.append, ask=lambda text: f"{text} me")
@@ -190,7 +192,7 @@ def test_queries_without_calls_give_what_the_wheel_gives(run: Callable[..., Resu
             return leaf()
         join = rng.choice([seq, par, plus, cross])
         below = [query(depth - 1) for _ in range(rng.randint(1, 3))]
-        zipped = nodes.Zip(below[0], join(*(leaf() for _ in range(rng.randint(0, 3)))))
+        zipped = Zip(below[0], join(*(leaf() for _ in range(rng.randint(0, 3)))))
         return rng.choice([join(*below), join(*below), monad(below[0]), zipped])
 
     for _ in range(300):
@@ -211,7 +213,7 @@ def test_seeds_do_not_depend_on_what_the_optimizer_moves(engine: Engine) -> None
     parts = (
         g("zebra", temperature=2.0),
         repeat(2, g("one", temperature=2.0)),
-        nodes.Map(Call("m", 5, 2.0), ("x", "y")),
+        Map(Call("m", 5, 2.0), ("x", "y")),
     )
     query = seq(user(""), seq(plus(*parts)))
     exact, other = (Executor(lambda name: engine, replace(SHORT, sorts_plus=flag)) for flag in (True, False))
@@ -223,8 +225,8 @@ def test_seeds_do_not_depend_on_what_the_optimizer_moves(engine: Engine) -> None
 
 
 def test_what_is_before_an_item_of_a_zip_is_not_before_nothing(run: Callable[..., Result]) -> None:
-    assert run(nodes.Zip(user("z"), user(""))).text == run(nodes.Zip(user("z"), par(user(""), seq()))).text == ""
-    assert run(nodes.Zip(user("z"), user("a"))).text == "z\na"
+    assert run(Zip(user("z"), user(""))).text == run(Zip(user("z"), par(user(""), seq()))).text == ""
+    assert run(Zip(user("z"), user("a"))).text == "z\na"
 
 
 def test_every_judge_of_a_tree_draws_on_its_own_from_the_same_candidates(engine: Engine) -> None:
@@ -275,7 +277,7 @@ def test_one_by_one_a_query_gives_what_it_gives_side_by_side(engine: TorchEngine
     judged = g0(plus(inner, g0(plus(g0("d"), g0("a")), "e")), seq(g0("g"), g0("h")))
     prepared = seq(monad(plus(g0("the harbour", max_tokens=1), g0("a festival", max_tokens=1))), judged)
     many = [
-        par(*(cross("a", plus("b")) for _ in range(30))), nodes.Map(Call("m", 1, 0), ("Hi?",) * 40),
+        par(*(cross("a", plus("b")) for _ in range(30))), Map(Call("m", 1, 0), ("Hi?",) * 40),
         seq(monad(plus(*(g0(f"text {i}", max_tokens=1) for i in range(4)), *["c"] * 30)), repeat(20, g0("b"))),
     ]  # fmt: skip
     rng = random.Random(31)
@@ -381,7 +383,7 @@ def test_a_retrieval_is_prepared_before_the_call(engine: Engine, files: Path) ->
     executor = Executor(lambda name: engine, RunOptions(LEGO, 3, base=files))
     query = chat(retrieve("Who asked?", ".", k=2), "Who asked?", temperature=0)
     optimised = executor.optimise(query)
-    assert nodes.shape(optimised.after) == "G(⋈(M(+(G¹(F), G¹(F))), +(F, F), U))"
+    assert shape(optimised.after) == "G(⋈(M(+(G¹(F), G¹(F))), +(F, F), U))"
     result = executor.run(optimised.after)
     assert len(result.done) == 1 and len(result.done[0].spans) == 5  # with the separator
     documents = [files / name for name in ("c.txt", "a.txt")]
@@ -444,7 +446,7 @@ def orders(query: Query) -> list[Query]:
     """The query with the children of every + in every order."""
     below = [orders(child) for child in query.children]
     chosen = [query.with_children(children) for children in itertools.product(*below)]
-    if not isinstance(query, nodes.Plus):
+    if not isinstance(query, Plus):
         return chosen
     return [each.with_children(order) for each in chosen for order in itertools.permutations(each.children)]
 
@@ -500,7 +502,7 @@ def test_a_hybrid_answers_as_any_model(architecture: str, store: Store, files: P
         (par(g0("a"), g0(monad("b"))), "par[1]: the input is empty; there is nothing to answer", 1),
         (g0(repeat(2, g0("word " * 600))), "g.input.repeat[0]: the prompt has", 0),
         (
-            g0("a", retrieve(nodes.Ask("?"), "nowhere")),
+            g0("a", retrieve(Ask("?"), "nowhere")),
             "g.input.cross[1].retrieve.query: asks '?', but there is nob",
             0,
         ),

@@ -20,9 +20,10 @@ from pictool.linker.policies import make_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model, wrap_model
 from pictool.spans.dsl import g, plus, repeat
-from pictool.spans.execute import Executor, Hooks, RunOptions
+from pictool.spans.execute import Executor
 from pictool.spans.generated import answer_and_keep, keep_output
 from pictool.spans.query import Path as NodePath
+from pictool.spans.running import Hooks, RunOptions
 from pictool.store.store import Store
 from pictool.trace.format import read_trace
 from pictool.trace.replay import replay

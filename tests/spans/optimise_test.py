@@ -11,12 +11,16 @@ from spans import random_queries
 from spans.oracle import execute
 
 from pictool.errors import InputError
-from pictool.spans import query as nodes
 from pictool.spans.dsl import assistant, chat, cross, fragment, g, monad, par, plus, repeat, retrieve, seq, system, user
-from pictool.spans.optimise import optimise, tree_text
-from pictool.spans.query import Call, Fragment, Generate, Message, Query, path_text, shape, with_origins
+from pictool.spans.operators.calls import Call, Chat, Generate, Map
+from pictool.spans.operators.flow import Ask, Print, Zip
+from pictool.spans.operators.joins import Join, Plus
+from pictool.spans.operators.messages import Message
+from pictool.spans.operators.retrieve import Fragment
+from pictool.spans.optimise import optimise, shape, tree_text
+from pictool.spans.query import Effect, Options, Query, path_text, with_origins
 from pictool.spans.query import nodes as nodes_of
-from pictool.spans.rules import RULES, SIMPLIFICATIONS, Effect, Options
+from pictool.spans.reading import OPERATORS
 
 F = (fragment("f1"), fragment("f2"))
 FOUND = Options(retrieve=lambda node: F)
@@ -66,7 +70,7 @@ def test_a_judge_becomes_a_tree(count: int, arity: int, plies: int, number: int)
     query = g(system("S"), plus(*candidates(count)), "U", model="judge")
     after = optimise(query, Options(arity=arity)).after
     assert judges(after) == number
-    assert all(len(node.parts) <= arity for _, node in nodes_of(after) if isinstance(node, nodes.Plus))
+    assert all(len(node.parts) <= arity for _, node in nodes_of(after) if isinstance(node, Plus))
     depth = max(
         sum(isinstance(above, Generate) and above.call.model == "judge" for above in chain(after, path))
         for path, _ in nodes_of(after)
@@ -87,7 +91,7 @@ def test_trees_are_made_only_where_they_are_asked_for_and_of_one_plus() -> None:
 
 
 PAGES_AND_CANDIDATES = g(
-    cross(plus(*F, repeat(3, g("a")), par(g("b"), nodes.Map(Call("m"), ("c", "d")))), "Which?"), model="judge"
+    cross(plus(*F, repeat(3, g("a")), par(g("b"), Map(Call("m"), ("c", "d")))), "Which?"), model="judge"
 )
 
 
@@ -126,7 +130,7 @@ def test_calls_that_are_equal_and_greedy_run_once() -> None:
     query = par(g("a", temperature=0), g("a", temperature=0), g("a"), g("a"), g("b", g("a", temperature=0)))
     shared = {path_text(path): path_text(first) for path, first in optimise(query).shared.items()}
     assert shared == {"par[1]": "par[0]", "par[4].g.input.cross[1]": "par[0]"}
-    assert g(nodes.Ask("?"), temperature=0).varies and not g("a", temperature=None).varies
+    assert g(Ask("?"), temperature=0).varies and not g("a", temperature=None).varies
 
 
 def with_calls(rng: random.Random, depth: int = 3) -> Query:
@@ -140,7 +144,7 @@ def with_calls(rng: random.Random, depth: int = 3) -> Query:
     if kind < 0.4:
         return rng.choice([g, chat])(one, temperature=temperature)
     if kind < 0.5:
-        return rng.choice([monad(one), nodes.Zip(user("z"), one), repeat(2, g(one, temperature=temperature))])
+        return rng.choice([monad(one), Zip(user("z"), one), repeat(2, g(one, temperature=temperature))])
     return rng.choice([seq, par, plus, plus, cross])(*inner)
 
 
@@ -149,35 +153,35 @@ def meaning(query: Query) -> tuple[Any, ...]:
     match query:
         case Message(role, text):
             return ((role, text),) if text else ()
-        case nodes.Plus(parts):
+        case Plus(parts):
             members: list[Any] = []
             for entry in filter(None, map(meaning, parts)):
                 members.extend(entry[0][1] if len(entry) == 1 and entry[0][0] == "+" else [entry])
             return (("+", tuple(sorted(members, key=repr))),) if members else ()
-        case nodes.Join(parts):
+        case Join(parts):
             return tuple(entry for part in parts for entry in meaning(part))
-        case Generate() | nodes.Chat():
+        case Generate() | Chat():
             return (("g", query.call, meaning(query.input)),)
     return ((query.kind, *(meaning(child) for child in query.children)),)
 
 
 def test_what_a_query_means_stays_under_every_rule_that_says_so() -> None:
     rng, fired = random.Random(7), set()
-    kept = [rule for rule in RULES if rule.effect is not Effect.PROMPT]
+    kept = {rule.name for operator in OPERATORS for rule in operator.rules if rule.effect is not Effect.PROMPT}
     for _ in range(1500):
         query = with_calls(rng)
-        optimised = optimise(query, Options(sorts_plus=True), kept)
+        optimised = optimise(query, Options(sorts_plus=True))
         fired |= {step.rule for step in optimised.steps}
         assert all(step.effect is not Effect.PROMPT for step in optimised.steps)
         assert meaning(optimised.after) == meaning(query), (query, optimised.after)
-    assert fired == {rule.name for rule in kept} - {"desugar R"}
+    assert fired == kept - {"desugar R"}
 
 
 def test_the_wheel_executes_simplified_queries_to_the_same_messages() -> None:
     rng = random.Random(9)
     for _ in range(150):
         query = random_queries.flat(rng)
-        simple = optimise(query, rules=SIMPLIFICATIONS).after
+        simple = optimise(query).after
         plain, simplified = (asyncio.run(execute(each)) for each in (query, simple))
         assert [line for line in plain.split("\n") if line] == [line for line in simplified.split("\n") if line]
 
@@ -220,7 +224,7 @@ def test_explain_shows_the_trees_the_rules_and_what_is_shared() -> None:
 
 def test_trees_show_the_fields_of_every_node() -> None:
     lines = tree_text(
-        seq(retrieve("q", "docs", k=2), Fragment("a.txt"), nodes.Map(Call("m", 1, 0), ("x",)), nodes.Print("p"))
+        seq(retrieve("q", "docs", k=2), Fragment("a.txt"), Map(Call("m", 1, 0), ("x",)), Print("p"))
     ).splitlines()
     assert lines[1:] == [
         "├─ R sources=('docs',) k=2 chunk_tokens=None",

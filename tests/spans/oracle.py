@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from pictool.spans.query import Query
-from pictool.spans.reading import to_json
+from pictool.spans.query import Query, to_json
 
 if sys.platform != "linux" or platform.machine() != "x86_64":
     pytest.skip("spnl has wheels for Linux on x86-64 only", allow_module_level=True)

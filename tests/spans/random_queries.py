@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 from pictool.spans import dsl
-from pictool.spans.query import Message, Query
+from pictool.spans.operators.messages import Message
+from pictool.spans.query import Query
 
 WORDS = [
     "harbour",

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from pictool.errors import InputError
-from pictool.spans import dsl, reading
+from pictool.spans import dsl, reader, reading
 from pictool.spans import query as nodes
 from pictool.spans.dsl import (
     ask,
@@ -32,16 +32,19 @@ from pictool.spans.dsl import (
     user,
     zip_,
 )
-from pictool.spans.optimise import tree_text
-from pictool.spans.query import MAX_DEPTH, Call, Query, path_text, shape
-from pictool.spans.reading import read_query, to_data, to_json
+from pictool.spans.operators.calls import Call, Generate, Map
+from pictool.spans.operators.flow import Ask, Print, Zip
+from pictool.spans.operators.retrieve import Augment
+from pictool.spans.optimise import shape, tree_text
+from pictool.spans.query import MAX_DEPTH, Query, path_text, to_json
+from pictool.spans.reading import read_query
 
 ALL = g(
     system("judge"),
-    par(monad(plus(user("a"), file("b.txt"))), seq(assistant("c"), nodes.Print("d"), nodes.Ask("e"))),
-    nodes.Zip(user("f"), nodes.Map(Call("m", 5, 0.5), ("g", "h"))),
+    par(monad(plus(user("a"), file("b.txt"))), seq(assistant("c"), Print("d"), Ask("e"))),
+    Zip(user("f"), Map(Call("m", 5, 0.5), ("g", "h"))),
     plus(repeat(3, g(cross("i", "j"), model="spnl/x", max_tokens=None, temperature=None))),
-    nodes.Augment(user("k"), "embedder", "l.txt", "l"),
+    Augment(user("k"), "embedder", "l.txt", "l"),
     dsl.retrieve("m", "docs", "n.txt", k=2, chunk_tokens=100),
     dsl.chat("o", model="p", top_p=0.5, stop=("\n", "ö")),
     model="spnl/y", max_tokens=7, temperature=0,
@@ -62,7 +65,7 @@ def problem(data: Any) -> str:
 
 def test_every_node_is_read_as_it_was_written_as_json_and_as_yaml() -> None:
     assert read_query(to_json(ALL)) == ALL
-    assert read_query(yaml.safe_dump(to_data(ALL)), is_yaml=True) == ALL
+    assert read_query(yaml.safe_dump(ALL.to_data()), is_yaml=True) == ALL
     assert shape(ALL) == (
         "G(⋈(S, par(M(+(U, F)), seq(A, print, ask)), zip(U, map), +(repeat(G(⋈(U, U)))), R(U), R(U), C(U)))"
     )
@@ -73,15 +76,13 @@ def test_what_spnl_writes_is_read_and_written_unchanged() -> None:
     plus = {"plus": [{"repeat": {"n": 2, "g": inner}}]}
     call = {"model": "spnl/m", "max_tokens": 0, "temperature": 0.6, "input": {"cross": [{"system": "s"}, plus]}}
     written = {"g": call}
-    assert to_data(read(written)) == written
+    assert read(written).to_data() == written
 
 
 def test_absent_and_null_fields_mean_what_they_mean_to_spnl() -> None:
     call = {"model": "m", "input": {"user": "u"}}
-    assert read({"g": call}) == nodes.Generate(user("u"), Call("m", 0, 0.6))
-    assert read({"g": call | {"max_tokens": None, "temperature": None}}) == nodes.Generate(
-        user("u"), Call("m", None, None)
-    )
+    assert read({"g": call}) == Generate(user("u"), Call("m", 0, 0.6))
+    assert read({"g": call | {"max_tokens": None, "temperature": None}}) == Generate(user("u"), Call("m", None, None))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_sampling_of_a_call_is_bounded(fields: dict[str, Any], message: str) -> 
 
 
 def test_what_only_we_know_of_a_call_is_written_where_it_says_it() -> None:
-    assert set(to_data(g("u"))["g"]) == {"model", "max_tokens", "temperature", "input"}
+    assert set(g("u").to_data()["g"]) == {"model", "max_tokens", "temperature", "input"}
     own = read({"g": {"model": "m", "input": {"user": "u"}, "stop": "\n", "top_p": 1}})
     assert own == g("u", model="m", stop=("\n",), top_p=1.0)
     assert tree_text(own).startswith("G model=m max_tokens=0 temperature=0.6 top_p=1 stop=['\\n']")
@@ -228,7 +229,7 @@ def test_hashes_are_those_of_equal_trees_and_of_no_other_process() -> None:
 
 
 def test_a_map_of_too_many_inputs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MAX_NODES", 10)
+    monkeypatch.setattr(reader, "MAX_NODES", 10)
     with pytest.raises(InputError, match=r"^q.json: map: the query has more than 10 nodes; split it$"):
         read({"map": {"metadata": {"model": "m"}, "inputs": ["a"] * 10}})
 
@@ -272,7 +273,7 @@ TOKENS = [
 @pytest.mark.parametrize("is_yaml", [False, True])
 def test_mutated_files_are_queries_or_one_line(is_yaml: bool) -> None:
     rng = random.Random(22)
-    whole = yaml.safe_dump(to_data(ALL)) if is_yaml else to_json(ALL)
+    whole = yaml.safe_dump(ALL.to_data()) if is_yaml else to_json(ALL)
     read_back = 0
     for _ in range(400):
         text = whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,9 @@ import tiny
 
 from pictool.errors import InputError
 from pictool.runtime.model import Model, wrap_model
-from pictool.spans import retrieve as module
 from pictool.spans.dsl import fragment, retrieve, user
-from pictool.spans.query import Augment, Fragment
-from pictool.spans.retrieve import bm25, find_fragments, source_files
+from pictool.spans.operators import retrieve as module
+from pictool.spans.operators.retrieve import Augment, Fragment, Retrieval, Retrieve, bm25, source_files
 
 TEXTS = {
     "b.txt": "The river runs by the mill.\n", "a.txt": "A harbour, and a festival in the harbour.\n",
@@ -36,8 +36,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def names(fragments: list[Fragment]) -> list[str]:
-    return [Path(found.source).name for found in fragments]
+def found(node: Retrieve | Augment, query: str, folder: Path, model: Model) -> Sequence[Fragment]:
+    return Retrieval(folder, lambda: model).find(node, query)
+
+
+def names(fragments: Sequence[Fragment]) -> list[str]:
+    return [Path(each.source).name for each in fragments]
 
 
 def test_files_of_a_folder_in_the_order_of_their_paths(folder: Path) -> None:
@@ -48,16 +52,16 @@ def test_files_of_a_folder_in_the_order_of_their_paths(folder: Path) -> None:
 
 
 def test_all_fragments_or_the_best(folder: Path, model: Model) -> None:
-    assert names(find_fragments(retrieve("q", "docs"), "q", folder, model)) == ["a.txt", "b.txt", "c.txt"]
-    assert names(find_fragments(retrieve("q", "docs", k=1), "Which festival?", folder, model)) == ["c.txt"]
-    assert names(find_fragments(retrieve("q", "docs", k=2), "by the river", folder, model))[0] == "b.txt"
-    pieces = find_fragments(retrieve("q", "docs/a.txt", chunk_tokens=6), "q", folder, model)
+    assert names(found(retrieve("q", "docs"), "q", folder, model)) == ["a.txt", "b.txt", "c.txt"]
+    assert names(found(retrieve("q", "docs", k=1), "Which festival?", folder, model)) == ["c.txt"]
+    assert names(found(retrieve("q", "docs", k=2), "by the river", folder, model))[0] == "b.txt"
+    pieces = found(retrieve("q", "docs/a.txt", chunk_tokens=6), "q", folder, model)
     assert len(pieces) > 2 and "".join(piece.text or "" for piece in pieces) == TEXTS["a.txt"]
-    given = find_fragments(
-        retrieve("q", "docs", k=2), "x", folder, model, lambda query, fragments, k: list(reversed(fragments))[:k]
+    given = Retrieval(folder, lambda: model, lambda query, fragments, k: list(reversed(fragments))[:k]).find(
+        retrieve("q", "docs", k=2), "x"
     )
     assert names(given) == ["c.txt", "b.txt"]
-    assert find_fragments(Augment(user("q"), "e", "n", "text"), "q", folder, model) == [Fragment("n", "text")]
+    assert found(Augment(user("q"), "e", "n", "text"), "q", folder, model) == [Fragment("n", "text")]
 
 
 def test_what_is_no_text_is_skipped_in_a_folder_and_refused_by_name(folder: Path, model: Model) -> None:
@@ -65,13 +69,13 @@ def test_what_is_no_text_is_skipped_in_a_folder_and_refused_by_name(folder: Path
     (folder / "pictures").mkdir()
     (folder / "pictures" / "a.png").write_bytes(b"\x89PNG\0")
     skipped: list[InputError] = []
-    found = find_fragments(retrieve("q", "docs"), "q", folder, model, on_skip=skipped.append)
-    assert names(found) == ["a.txt", "b.txt", "c.txt"]
+    taken = Retrieval(folder, lambda: model, on_skip=skipped.append).find(retrieve("q", "docs"), "q")
+    assert names(taken) == ["a.txt", "b.txt", "c.txt"]
     assert [str(error).split(": ")[0] for error in skipped] == [str(folder / "docs" / "paper.pdf")]
     with pytest.raises(InputError, match=r"paper.pdf: "):
-        find_fragments(retrieve("q", "docs/paper.pdf"), "q", folder, model, on_skip=skipped.append)
+        Retrieval(folder, lambda: model, on_skip=skipped.append).find(retrieve("q", "docs/paper.pdf"), "q")
     with pytest.raises(InputError, match="pictures: none of the files is text"):
-        find_fragments(retrieve("q", "pictures"), "q", folder, model)
+        found(retrieve("q", "pictures"), "q", folder, model)
 
 
 def test_of_equal_scores_the_earlier_and_texts_without_words_are_no_trouble() -> None:
@@ -89,7 +93,7 @@ def test_of_equal_scores_the_earlier_and_texts_without_words_are_no_trouble() ->
 def test_sources_that_cannot_be_used(folder: Path, model: Model, source: str, message: str) -> None:
     (folder / "empty").mkdir()
     with pytest.raises(InputError) as error:
-        find_fragments(retrieve("q", source), "q", folder, model)
+        found(retrieve("q", source), "q", folder, model)
     assert str(error.value).startswith(f"{folder / source}: {message}")
 
 

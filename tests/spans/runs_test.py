@@ -11,8 +11,8 @@ import pytest
 
 from pictool.errors import InputError
 from pictool.spans.dsl import g, par, plus, repeat
-from pictool.spans.outcome import CallRecord
-from pictool.spans.query import Call, Map
+from pictool.spans.operators.calls import Call, Map
+from pictool.spans.running import CallRecord
 from pictool.spans.runs import FILE, read_run, write_run
 
 OWN = {

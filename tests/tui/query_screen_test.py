@@ -12,7 +12,7 @@ from pictool.commands.settings.settings import Settings
 from pictool.commands.tui import named_store, open_app
 from pictool.errors import InputError
 from pictool.spans.dsl import g, plus, repeat
-from pictool.spans.outcome import CallRecord
+from pictool.spans.running import CallRecord
 from pictool.spans.runs import write_run
 from pictool.trace.format import write_trace
 from pictool.tui.app import PicApp

@@ -29,7 +29,7 @@ from pictool.serve.prompts.explained import explain
 from pictool.serve.prompts.layout import Open, PromptLayout, lay_out
 from pictool.serve.prompts.learning import MAX_LEARNED, Learner, texts_of
 from pictool.serve.prompts.leased import has_object, with_objects
-from pictool.serve.prompts.offered import offered_policy, require_offered
+from pictool.serve.prompts.policies import allowed_policy, require_allowed
 from pictool.serve.prompts.retrieving import RetrievedDocument, StoredTexts
 from pictool.serve.tenants import Tenant
 from pictool.serve.work import (
@@ -176,7 +176,7 @@ class EngineBackend(Backend):
         return list(texts)
 
     async def link(self, spec: Spec, tenant: Tenant, compares: bool) -> AsyncGenerator[dict[str, Any], None]:
-        require_offered(spec.policy, self._settings.policy, self._settings.allowed)
+        require_allowed(spec.policy, self._settings.policy, self._settings.allowed)
 
         def work(engine: Engine, send: Send) -> None:
             answer = engine.answer(
@@ -237,7 +237,7 @@ class EngineBackend(Backend):
     def _policy_of(self, linking: Linking) -> Policy:
         """The policy of a request. Raises ApiError."""
         named, settings = linking.policy, self._settings
-        return self.policy if named is None else offered_policy(named, settings.policy, settings.allowed)
+        return self.policy if named is None else allowed_policy(named, settings.policy, settings.allowed)
 
     def _lay_out(
         self, model: Model, pieces: Sequence[WrittenPiece], open_object: Open, linking: Linking, policy: Policy

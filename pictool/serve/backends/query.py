@@ -11,9 +11,14 @@ from pictool.linker.policies.base import Policy
 from pictool.runtime import turns
 from pictool.serve.errors import ApiError, model_not_found
 from pictool.spans import query as nodes
-from pictool.spans.execute import Executor, Hooks, RunOptions
-from pictool.spans.optimise import own_calls
+from pictool.spans.execute import Executor
+from pictool.spans.operators.calls import ModelCall
+from pictool.spans.operators.flow import Ask
+from pictool.spans.operators.joins import Join, Par
+from pictool.spans.operators.messages import Message
+from pictool.spans.operators.retrieve import Fragment, Retrieve
 from pictool.spans.reading import read_query
+from pictool.spans.running import Hooks, RunOptions
 
 if TYPE_CHECKING:
     from pictool.engines.base import Engine
@@ -21,7 +26,7 @@ if TYPE_CHECKING:
 MAX_CALLS = 50_000  # of one query
 STEP_NODES = 256  # that are read, optimised or evaluated in one step, at most
 ANY_MODEL = ("any", nodes.DEFAULT_MODEL)  # of calls that take the one that is served
-_LOCAL = (nodes.Retrieve, nodes.Ask)
+_LOCAL = (Retrieve, Ask)
 
 
 class ServedQuery:
@@ -44,11 +49,11 @@ class ServedQuery:
         num_calls = 0
         for _, node in nodes.nodes(query):
             each()
-            if isinstance(node, _LOCAL) or (isinstance(node, nodes.Fragment) and node.text is None):
+            if isinstance(node, _LOCAL) or (isinstance(node, Fragment) and node.text is None):
                 raise ApiError(400, f"query: {node.kind} is for queries that run where their files are", code="query")
-            if isinstance(node, nodes.Generate | nodes.Chat | nodes.Map):
+            if isinstance(node, ModelCall):
                 _require_served(node.call.model, model)
-            num_calls += own_calls(node)
+            num_calls += node.num_calls
         if num_calls > MAX_CALLS:
             raise ApiError(400, f"query: has {num_calls} calls; {MAX_CALLS} at most, so split it", code="query")
         options = RunOptions(policy, codec=codec, keeps_outputs=False, side_by_side=side_by_side)
@@ -58,7 +63,7 @@ class ServedQuery:
     def run(self) -> list[str]:
         """Run it; the texts of its answer: one, or those of a par. Raises PicError: it cannot be run."""
         result = self._executor.run(self._query).query
-        return [_text(part) for part in (result.parts if isinstance(result, nodes.Par) else (result,))]
+        return [_text(part) for part in (result.parts if isinstance(result, Par) else (result,))]
 
 
 def every(count: int, call: Callable[[], None]) -> Callable[[], None]:
@@ -79,6 +84,6 @@ def _require_served(model: str, served: str) -> None:
 
 
 def _text(node: nodes.Query) -> str:
-    if isinstance(node, nodes.Message):
+    if isinstance(node, Message):
         return node.text.strip()
-    return "\n".join(filter(None, (_text(child) for _, child in node.steps()))) if isinstance(node, nodes.Join) else ""
+    return "\n".join(filter(None, (_text(child) for _, child in node.steps()))) if isinstance(node, Join) else ""

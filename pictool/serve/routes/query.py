@@ -15,7 +15,7 @@ from fastapi.responses import Response, StreamingResponse
 from pictool.serve.answers import DONE, EventStream, sse
 from pictool.serve.bodies import read_text
 from pictool.serve.service import Call
-from pictool.spans.reading import MAX_NODES
+from pictool.spans.query import MAX_NODES
 
 _PIECE = 64  # choices that are written before other requests come in between
 

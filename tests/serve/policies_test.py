@@ -6,13 +6,13 @@ import pytest
 
 from pictool.linker.grid import parse_policy
 from pictool.serve.errors import ApiError
-from pictool.serve.prompts.offered import offered_policy
+from pictool.serve.prompts.policies import allowed_policy
 
 DEFAULT = parse_policy("legolink-16")
 
 
 @pytest.mark.parametrize(
-    ("spec", "allowed", "is_offered"),
+    ("spec", "allowed", "is_allowed"),
     [
         ("fixup-5", ["fixup"], True),
         ("cacheblend-15", ["fixup"], False),
@@ -21,9 +21,9 @@ DEFAULT = parse_policy("legolink-16")
         ("full", [], True),
     ],
 )
-def test_what_is_offered(spec: str, allowed: list[str] | None, is_offered: bool) -> None:
-    if is_offered:
-        assert offered_policy(spec, DEFAULT, allowed) == parse_policy(spec)
+def test_what_is_allowed(spec: str, allowed: list[str] | None, is_allowed: bool) -> None:
+    if is_allowed:
+        assert allowed_policy(spec, DEFAULT, allowed) == parse_policy(spec)
     else:
         with pytest.raises(ApiError, match="policy: cacheblend is not one"):
-            offered_policy(spec, DEFAULT, allowed)
+            allowed_policy(spec, DEFAULT, allowed)
