@@ -89,7 +89,7 @@ def test_a_pipe_is_written_as_it_is(stdout: type[io.StringIO], monkeypatch: pyte
 
 
 def test_a_stream_takes_texts_only() -> None:
-    with pytest.raises(TypeError, match="must be str"):
+    with pytest.raises(TypeError):
         guarded()[0].write(b"a")  # type: ignore[arg-type]
 
 

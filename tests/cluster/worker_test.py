@@ -252,9 +252,9 @@ def test_nothing_is_left_of_a_worker(spec: BulkSpec, monkeypatch: pytest.MonkeyP
 
 
 def test_another_model_or_version_than_the_drivers_is_refused(spec: BulkSpec) -> None:
-    with pytest.raises(ModelError, match="another model than the driver"):
+    with pytest.raises(ModelError, match=f"^{spec.model.name}: "):
         run(replace(spec, model=replace(spec.model, fingerprints=("a", "b"))))
-    with pytest.raises(InputError, match=r"the driver 0\.0\.0; install the same"):
+    with pytest.raises(InputError, match=r" 0\.0\.0"):
         run(replace(spec, model=replace(spec.model, version="0.0.0")))
 
 

@@ -70,7 +70,7 @@ def test_an_object_after_other_dummy_tokens_is_refused_by_name(model: Model, sto
     other = with_bos(model, "<pad>")
     (theirs,) = compile(other, store, TEXTS[:1], sinks=2)
     for document in (theirs.key, theirs.path):
-        with pytest.raises(ForeignObjectError, match="after the dummy token 2, but this model's BOS token is 0"):
+        with pytest.raises(ForeignObjectError, match=f"^{theirs.path}: .* 2, .* 0"):
             link(model, store, [document], "why?", make_policy("legolink-0"))
     link(other, store, [theirs.key], "why?", make_policy("legolink-0"))
 
@@ -85,7 +85,7 @@ def test_an_object_with_sinks_of_version_0_1_is_not_hit(model: Model, store: Sto
         store.put(CompiledChunk(old, file.text(), file.tokens(), layers))
     assert verify(store).problems == {}
     assert compile(model, store, TEXTS[:1], sinks=2)[0].is_new
-    with pytest.raises(ForeignObjectError, match="dummy tokens that it does not name"):
+    with pytest.raises(ForeignObjectError, match=old.key):
         link(model, store, [old.key], "why?", make_policy("legolink-0"))
 
 
@@ -172,19 +172,19 @@ def test_sinks_need_a_bos_token(store: Store) -> None:
     module = tiny.random_module(LlamaConfig(**{**tiny.SIZE, "bos_token_id": None}))
     tokenizer = tiny.tokenizer().__class__(tokenizer_object=tiny.tokenizer().backend_tokenizer, eos_token="</s>")
     model = wrap_model(module, tokenizer, "no-bos")
-    with pytest.raises(InputError, match="no-bos: has no BOS"):
+    with pytest.raises(InputError, match=r"^no-bos: "):
         compile(model, store, TEXTS[:1], sinks=4)
     assert compile(model, store, TEXTS[:1])[0].is_new
 
 
 def test_a_text_without_tokens_is_refused(model: Model, store: Store) -> None:
-    with pytest.raises(InputError, match="no tokens"):
+    with pytest.raises(InputError, match=r"^text: "):
         compile(model, store, [""])
     assert store.keys() == []
 
 
 def test_more_sinks_than_the_model_takes_cost_no_memory(model: Model, store: Store) -> None:
-    with pytest.raises(InputError, match="the model takes 512 tokens in all"):
+    with pytest.raises(InputError, match=r"^sinks 1,000,000,000,000: .* 512 "):
         compile(model, store, TEXTS[:1], sinks=10**12)
 
 
@@ -212,7 +212,7 @@ def test_what_is_put_beside_an_object_that_cannot_be_is_reported_in_order(
 
     monkeypatch.setattr(Store, "put", put_but_one)
     done: list[Compiled] = []
-    with pytest.raises(UnwritableStoreError, match="the disk is full"):
+    with pytest.raises(UnwritableStoreError):
         compile(model, store, TEXTS[:3], on_done=done.append)
     assert [each.chunk.text for each in done] == [TEXTS[0], TEXTS[2]]
     assert {each.key for each in done} == set(store.keys()) == set(read_sources(store.root))

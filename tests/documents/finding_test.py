@@ -47,7 +47,7 @@ def test_git_itself_agrees(folder: Path) -> None:
 def test_patterns_include_and_exclude(folder: Path) -> None:
     assert found(folder, FileFilter(include=("*.md", "a.*"))) == ["a.txt", "deep/er/g.md"]
     assert found(folder, FileFilter(exclude=("deep/",))) == ["a.txt"]
-    with pytest.raises(InputError, match="no files to read"):
+    with pytest.raises(InputError, match=f"^{folder}: "):
         found(folder, FileFilter(include=("*.pdf",)))
     with pytest.raises(InputError, match="--exclude"):
         found(folder, FileFilter(exclude=("!",)))
@@ -64,5 +64,5 @@ def test_links_are_not_followed_out_of_the_folder(folder: Path) -> None:
 def test_a_file_that_is_named_is_read_whatever_its_name_and_once(folder: Path) -> None:
     named = [folder / "b.log", folder, folder / "a.txt"]
     assert find_files(named)[:2] == [folder / "b.log", folder / "a.txt"] and len(find_files(named)) == 5
-    with pytest.raises(InputError, match="nowhere: no such file"):
+    with pytest.raises(InputError, match=r"^nowhere: "):
         find_files(["nowhere"])

@@ -280,11 +280,11 @@ def test_a_directory_that_cannot_be_read_costs_nothing_else(store: Store, monkey
 
     monkeypatch.setattr(recognition, "keys_of", broken)
     store.path(second).unlink()
-    with pytest.raises(StoreError, match=rf"objects/{first[:2]}: cannot be read \(Permission denied\)"):
+    with pytest.raises(StoreError, match=f"objects/{first[:2]}: .*Permission denied"):
         index.refresh()
     assert places(index, 5, 6, 7, 8, 9, 10, 11) == [(0, 3), (5, 7)]
     monkeypatch.setattr(recognition, "shards", lambda root: broken(root, first[:2]))
-    with pytest.raises(StoreError, match="objects: cannot be read"):
+    with pytest.raises(StoreError, match=f"^{store.root / 'objects'}: "):
         index.refresh()
     assert places(index, 5, 6, 7, 8, 9, 10, 11) == [(0, 3), (5, 7)]
 

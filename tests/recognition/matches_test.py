@@ -38,7 +38,7 @@ def test_short_objects_are_located_as_a_whole_by_looking_at_every_place(prompt: 
     named = [NamedObject("k", ids(*pattern))]
     for count in (1, 2):
         if len(places) < count:
-            with pytest.raises(InputError, match="not in the prompt after token"):
+            with pytest.raises(InputError, match=r"^object k: "):
                 where(named * count, *prompt)
         else:
             assert where(named * count, *prompt) == places[:count]
@@ -62,7 +62,7 @@ OBJECT = NamedObject("k" * 64, ids(*TEXT))
 def test_edges_are_other_tokens_of_the_same_text(prompt: tuple[int, ...], place: tuple[int, int, int] | None) -> None:
     for named in (OBJECT, NamedObject(OBJECT.key, OBJECT.tokens, 1)):
         if place is None:
-            with pytest.raises(InputError, match="object kkkkkkkkkkkk: its 24 tokens are not in the prompt"):
+            with pytest.raises(InputError, match=r"^object kkkkkkkkkkkk: .* 24 "):
                 where([named], *prompt)
         else:
             assert where([named], *prompt) == [place]
@@ -78,7 +78,7 @@ def test_a_start_is_where_the_object_is_or_near_it() -> None:
     assert where([NamedObject("k", OBJECT.tokens, 27)], *twice) == [(27, 51, 0)]
     assert where([NamedObject("k", OBJECT.tokens, 20)], *twice) == [(27, 51, 0)]
     assert where([NamedObject("k", OBJECT.tokens, 5)], *twice) == [(1, 25, 0)]
-    with pytest.raises(InputError, match="at token 90"):
+    with pytest.raises(InputError, match=r"^object k: .* 90"):
         where([NamedObject("k", OBJECT.tokens, 90)], *twice)
 
 
@@ -92,5 +92,5 @@ def test_neighbours_share_no_token() -> None:
 
 
 def test_bytes_of_two_tokens_are_no_token() -> None:
-    with pytest.raises(InputError, match="not in the prompt"):
+    with pytest.raises(InputError, match=r"^object k: "):
         where([NamedObject("k", ids(0x01000000))], 0, 1, 0)

@@ -109,7 +109,7 @@ def test_reading_attention_leaves_the_image_as_it_is(architecture: str, store: S
 @pytest.mark.parametrize("rows", [[], [-1, 3], [3, 10_000], [4, 4], [5, 4]])
 def test_rows_must_be_ascending_positions_of_the_prompt(rows: list[int], store: Store) -> None:
     image = image_of(subject("llama"), store, "full")
-    with pytest.raises(InputError, match="ascending positions of the prompt, from 0 to"):
+    with pytest.raises(InputError, match=" 0 to 88"):
         attention_of_rows(image, rows)
 
 
@@ -154,7 +154,7 @@ def test_hidden_norms_are_one_forward_that_keeps_no_kv(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("length", [0, 513])
 def test_hidden_norms_refuse_what_the_model_cannot_read(length: int) -> None:
-    with pytest.raises(InputError, match=rf"{length} tokens: llama reads from 1 to 512"):
+    with pytest.raises(InputError, match=f"^{length} .*llama .* 512"):
         hidden_norms(subject("llama").model, np.zeros(length, dtype=np.int32))
 
 

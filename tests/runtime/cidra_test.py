@@ -175,7 +175,7 @@ def test_independent_moves_fill_their_batches() -> None:
 
 
 def test_two_runs_cannot_go_to_one_place() -> None:
-    with pytest.raises(AssertionError, match="two runs go to one place"):
+    with pytest.raises(AssertionError):
         plan([Move(0, 2), Move(1, 2)], 4)
 
 

@@ -235,6 +235,6 @@ def test_a_stop_string_is_held_back_beside_half_of_a_character() -> None:
 def test_a_prompt_that_would_cross_the_long_rope_switch_is_refused(store: Store) -> None:
     model = wrap_model(tiny.random_module(tiny.CONFIGS["phi3-long"]()), tiny.tokenizer())
     image = link(model, store, [], "why " * 20, make_policy("full", {})).image
-    with pytest.raises(InputError, match="cross 128"):
+    with pytest.raises(InputError, match=" 128"):
         generate(model, image, 200)
     assert generate(model, image, 20).tokens

@@ -25,7 +25,7 @@ def test_auto_is_the_accelerator_that_is_there(kind: str) -> None:
     assert resolve_device("auto") == kind == resolve_device(kind)
     assert resolve_device("cpu") == "cpu"
     other = "xpu" if kind != "xpu" else "cuda"
-    with pytest.raises(InputError, match=f"no usable {other} device; its accelerator is {kind}"):
+    with pytest.raises(InputError, match=f"^device '{other}': .* {kind}"):
         resolve_device(other)
 
 
@@ -33,7 +33,7 @@ def test_auto_is_the_cpu_where_there_is_none_or_an_unknown_one(monkeypatch: pyte
     for found in (None, torch.device("hpu")):
         monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda found=found, **_: found)
         assert resolve_device("auto") == "cpu"
-        with pytest.raises(InputError, match="use --device cpu"):
+        with pytest.raises(InputError, match="--device cpu"):
             resolve_device("cuda")
 
 
@@ -42,7 +42,7 @@ def test_an_index_must_exist(kind: str) -> None:
         assert device_problem("mps:0")
         return
     assert resolve_device(f"{kind}:1") == f"{kind}:1"
-    with pytest.raises(InputError, match=f"has 2 {kind} devices"):
+    with pytest.raises(InputError, match=f" 2 {kind} "):
         resolve_device(f"{kind}:2")
 
 

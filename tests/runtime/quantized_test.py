@@ -73,7 +73,7 @@ def test_the_memory_is_said_before_it_is_taken(
     model = load_model(str(mxfp4[0]), "cpu", "float32")
     assert model._loading_text().startswith(f"dequantizing the weights of {mxfp4[0]} to float32 (")
     monkeypatch.setattr("pictool.runtime.machine.memory_bytes", lambda: 1000)
-    with pytest.raises(ModelError, match=r"in float32 its weights take .* GB, but cpu has .*take --dtype bfloat16"):
+    with pytest.raises(ModelError, match=f"^{mxfp4[0]}: .* float32 .* cpu .*--dtype bfloat16"):
         _ = model.module
 
 
@@ -96,9 +96,7 @@ def test_other_quantizations_are_refused_by_name_before_weights_are_read(method:
     directory = tiny.save_model(tmp_path / "model", tiny.CONFIGS["llama"]())
     set_quantization(directory, quant_method=method)
     (directory / "model.safetensors").unlink()
-    with pytest.raises(
-        ModelError, match=f"weights quantized by '{method}' are not supported .*use the model in bfloat16"
-    ):
+    with pytest.raises(ModelError, match=f"^{directory}: .*'{method}'"):
         load_model(str(directory))
 
 
@@ -108,7 +106,7 @@ def test_other_kinds_of_torchao_are_refused_by_name_before_weights_are_read(kind
     set_quantization(directory, quant_method="torchao", quant_type=kind)
     (directory / "model.safetensors").unlink()
     named = kind["default"]["_type"] if isinstance(kind, dict) else kind
-    with pytest.raises(ModelError, match=f"torchao's {named!r} are not supported .*use the model in bfloat16"):
+    with pytest.raises(ModelError, match=f"^{directory}: .*torchao.*{named!r}"):
         load_model(str(directory))
 
 
@@ -116,7 +114,7 @@ def test_other_kinds_of_torchao_are_refused_by_name_before_weights_are_read(kind
 def test_a_missing_package_is_named_with_the_extra(tmp_path: Path) -> None:
     directory = tiny.save_model(tmp_path / "model", tiny.CONFIGS["llama"]())
     set_quantization(directory, quant_method="compressed-tensors")
-    with pytest.raises(ModelError, match=r"need more packages; pip install 'pictool\[quantized\]'"):
+    with pytest.raises(ModelError, match=r"pip install 'pictool\[quantized\]'"):
         load_model(str(directory))
 
 

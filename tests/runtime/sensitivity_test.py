@@ -155,7 +155,7 @@ def test_what_was_kept_is_what_is_used(tmp_path: Any, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("pictool.runtime.sensitivity.make_probes", refuse)
     probes_of(make_model("llama"), COUNT, LENGTH)
-    with pytest.raises(AssertionError, match="made again"):
+    with pytest.raises(AssertionError):
         probes_of(make_model("llama"), COUNT, LENGTH + 1)
 
 

@@ -72,7 +72,7 @@ def test_without_a_chat_template_the_head_is_bos(plain: Model) -> None:
 def test_head_documents_and_tail_are_the_rendered_chat(plain: Model, template: str, system: str | None) -> None:
     model = with_template(plain, template)
     if template == LLAMA2 and system:
-        with pytest.raises(ModelError, match="no system"):
+        with pytest.raises(ModelError, match=r"^chat: .*\(no system\)"):
             make_frame(model, "why?", system)
         return
     frame = make_frame(model, "why? {braces}", system, "\nQ: {query}")
@@ -84,7 +84,7 @@ def test_head_documents_and_tail_are_the_rendered_chat(plain: Model, template: s
 
 @pytest.mark.parametrize("template", [TWICE, LOST])
 def test_a_template_that_cannot_be_split_is_refused(plain: Model, template: str) -> None:
-    with pytest.raises(ModelError, match="cannot be split"):
+    with pytest.raises(ModelError, match=r"^chat: "):
         make_frame(with_template(plain, template), "why?")
 
 
@@ -97,15 +97,15 @@ def test_a_template_that_cannot_be_split_is_refused(plain: Model, template: str)
     ],
 )  # fmt: skip
 def test_a_template_that_fails_is_one_line_that_names_it(plain: Model, template: str) -> None:
-    with pytest.raises(ModelError, match=r"chat: its chat template \(tokenizer_config\.json\)") as caught:
+    with pytest.raises(ModelError, match=r"^chat: .*tokenizer_config.json") as caught:
         make_frame(with_template(plain, template), "why?")
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
 def test_bad_queries_are_refused(plain: Model) -> None:
-    with pytest.raises(InputError, match="empty"):
+    with pytest.raises(InputError):
         make_frame(plain, " \n")
-    with pytest.raises(InputError, match="must contain"):
+    with pytest.raises(InputError, match=r"'no place': .*\{query\}"):
         make_frame(plain, "why?", query_template="no place")
 
 

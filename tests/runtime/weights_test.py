@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +29,7 @@ from pictool.runtime.model import Model, load_model, wrap_model
 from pictool.store.store import Store
 
 TEXT = "The harbour was quiet. It holds a festival."
-CHANGED = "load the model again"
+CHANGED = re.escape(fingerprint.LOAD_AGAIN)
 Change = Callable[[Path], None]
 
 
@@ -320,8 +321,7 @@ def other_attention(module: Any) -> None:
 IN_PLACE = [add, add_by_data, swap_data, load_state, other_frequencies]
 REPLACED = [replace_weight, replace_layer, new_frequencies, other_attention]
 REFUSED: dict[Callable[[Any], None], str] = {
-    hook: "self_attn has a forward hook", pre_hook: "mlp has a forward hook", own_forward: "mlp has a forward that was",
-    adapter: "q_proj is a .*Lora",
+    hook: "self_attn ", pre_hook: "mlp ", own_forward: "mlp ", adapter: "q_proj .*Lora",
 }  # fmt: skip
 
 

@@ -87,9 +87,9 @@ def test_the_same_objects_give_the_same_bytes(store: Store, archive: Path, tmp_p
 
 def test_damage_is_not_exported(store: Store, archive: Path, tmp_path: Path) -> None:
     flip(store.path(store.keys()[2]), -1)
-    with pytest.raises(ObjectError, match="does not match its checksum"):
+    with pytest.raises(ObjectError, match=f"^{store.path(store.keys()[2])}: "):
         export_archive(store, store.keys(), tmp_path / "bad.kva")
-    with pytest.raises(StoreError, match="no such object"):
+    with pytest.raises(StoreError, match=f"^{'c' * 12}: "):
         export_archive(store, ["c" * 64], tmp_path / "bad.kva")
     assert not (tmp_path / "bad.kva").exists()
 
@@ -109,7 +109,7 @@ def test_truncation_of_an_archive_is_refused(store: Store, other: Store, archive
     whole = archive.read_bytes()
     for size in range(0, len(whole) - 40, 97):
         archive.write_bytes(whole[:size])
-        with pytest.raises(InputError, match="damaged"):
+        with pytest.raises(InputError, match=f"^{archive}: "):
             import_archive(other, archive)
     assert content(other).items() <= content(store).items()
 
@@ -124,9 +124,9 @@ def test_what_is_whole_replaces_what_is_damaged(store: Store, archive: Path) -> 
 @pytest.mark.parametrize("name", ["../../evil.kvo", "/tmp/evil.kvo", "a.kvo", "A" * 64 + ".kvo"])
 def test_members_of_other_names_are_refused(tmp_path: Path, other: Store, name: str) -> None:
     keys = [name.removesuffix(".kvo")]
-    with pytest.raises(InputError, match="damaged"):
+    with pytest.raises(InputError, match=f"^{tmp_path / 'evil.kva'}: "):
         import_archive(other, packed({"archive.json": manifest(keys), name: b"x"}, tmp_path / "evil.kva"))
-    with pytest.raises(InputError, match="damaged"):
+    with pytest.raises(InputError, match="0" * 64):
         import_archive(other, packed({"archive.json": manifest(["0" * 64]), name: b"x"}, tmp_path / "evil.kva"))
     assert other.keys() == []
 
@@ -134,7 +134,7 @@ def test_members_of_other_names_are_refused(tmp_path: Path, other: Store, name: 
 def test_an_object_under_another_name_is_refused(store: Store, other: Store, tmp_path: Path) -> None:
     data = store.put(make_chunk(1)).read_bytes()
     members = {"archive.json": manifest(["0" * 64]), f"{'0' * 64}.kvo": data}
-    with pytest.raises(InputError, match="not what its name says"):
+    with pytest.raises(InputError, match=f"^{tmp_path / 'swapped.kva'}: "):
         import_archive(other, packed(members, tmp_path / "swapped.kva"))
     assert other.keys() == []
 
@@ -148,18 +148,18 @@ ODD = {
 @pytest.mark.parametrize("data", ODD.values(), ids=ODD.keys())
 def test_what_is_no_archive_is_refused(tmp_path: Path, other: Store, data: bytes) -> None:
     (tmp_path / "odd.kva").write_bytes(data)
-    with pytest.raises(InputError, match="damaged"):
+    with pytest.raises(InputError, match=f"^{tmp_path / 'odd.kva'}: "):
         import_archive(other, tmp_path / "odd.kva")
 
 
 def test_odd_manifests(tmp_path: Path, other: Store) -> None:
     path = tmp_path / "odd.kva"
     for text in (b"", b"[]", b"{}", b"\xff", manifest([]).replace(b"[]", b"7"), manifest([], format="x")):
-        with pytest.raises(InputError, match="manifest"):
+        with pytest.raises(InputError, match=f"^{path}: "):
             import_archive(other, packed({"archive.json": text}, path))
-    with pytest.raises(ForeignObjectError, match="version 2, but this pic reads version 1"):
+    with pytest.raises(ForeignObjectError, match=f"^{path}: "):
         import_archive(other, packed({"archive.json": manifest([], version="2")}, path))
-    with pytest.raises(InputError, match="holds more than it says"):
+    with pytest.raises(InputError, match=f"^{path}: "):
         import_archive(other, packed({"archive.json": manifest([]), "more": b""}, path))
 
 
@@ -194,7 +194,7 @@ def test_only_regular_members_are_taken(kind: bytes, store: Store, other: Store,
     path = store.put(make_chunk(1))
     for size in (0, path.stat().st_size, 1 << 40):
         info = member(path.name, size, kind, "/etc/passwd")
-        with pytest.raises(InputError, match="no regular member"):
+        with pytest.raises(InputError, match=path.name):
             import_archive(other, tar_of([(info, path.read_bytes())], tmp_path / "odd.kva"))
     assert not other.root.exists()
 
@@ -203,7 +203,7 @@ def test_only_regular_members_are_taken(kind: bytes, store: Store, other: Store,
 def test_a_member_of_a_false_size_is_not_written(size: int, store: Store, other: Store, tmp_path: Path) -> None:
     path = store.put(make_chunk(1))
     odd = tar_of([(member(path.name, size), path.read_bytes() + bytes(4096))], tmp_path / "odd.kva")
-    with pytest.raises(InputError, match=r"its header says|have room here|not an object|truncated"):
+    with pytest.raises(InputError, match=f"^{odd}: "):
         import_archive(other, odd)
     assert not other.root.exists()
 
@@ -219,7 +219,7 @@ def test_a_bomb_is_refused_by_its_beginning(other: Store, tmp_path: Path) -> Non
             file.write(compressor.compress(bytes(1 << 24)))
         file.write(compressor.flush())
     tracemalloc.start()
-    with pytest.raises(InputError, match=r"its header is damaged|have room here"):
+    with pytest.raises(InputError, match=f"^{tmp_path / 'bomb.kva'}: "):
         import_archive(other, tmp_path / "bomb.kva")
     assert tracemalloc.get_traced_memory()[1] < 1 << 25 and not other.root.exists()
     tracemalloc.stop()
@@ -231,7 +231,7 @@ def test_an_endless_tail_is_not_read(store: Store, other: Store, tmp_path: Path)
     whole = member("archive.json", len(text)).tobuf() + text.ljust(512, b"\0")
     whole += member(path.name, len(data)).tobuf() + data + bytes(-len(data) % 512)
     (tmp_path / "long.kva").write_bytes(zstandard.compress(whole + bytes(1 << 26)))
-    with pytest.raises(InputError, match="holds more than it says"):
+    with pytest.raises(InputError, match=f"^{tmp_path / 'long.kva'}: "):
         import_archive(other, tmp_path / "long.kva")
     assert not other.root.exists()
 
@@ -239,9 +239,9 @@ def test_an_endless_tail_is_not_read(store: Store, other: Store, tmp_path: Path)
 def test_a_member_that_comes_twice_is_refused(store: Store, other: Store, tmp_path: Path) -> None:
     path = store.put(make_chunk(1))
     twice = (member(path.name, path.stat().st_size), path.read_bytes())
-    with pytest.raises(InputError, match="holds more than it says"):
+    with pytest.raises(InputError, match=f"^{tmp_path / 'twice.kva'}: "):
         import_archive(other, tar_of([twice, twice], tmp_path / "twice.kva"))
-    with pytest.raises(InputError, match="its manifest is not that of an archive"):
+    with pytest.raises(InputError, match=f"^{tmp_path / 'twice.kva'}: "):
         import_archive(other, packed({"archive.json": manifest([path.stem] * 2)}, tmp_path / "twice.kva"))
     assert not other.root.exists()
 
@@ -252,14 +252,14 @@ def test_a_refused_archive_leaves_nothing(store: Store, other: Store, tmp_path: 
     flip(paths[2], -1)
     kept = other.put(make_chunk(1))
     odd = tar_of([(member(path.name, path.stat().st_size), path.read_bytes()) for path in paths], tmp_path / "odd.kva")
-    with pytest.raises(InputError, match="does not match its checksum"):
+    with pytest.raises(InputError, match=f"^{odd}: "):
         import_archive(other, odd)
     assert other.keys() == [kept.stem] and not litter(other)
 
 
 def test_an_archive_larger_than_the_room_for_it(archive: Path, store: Store, tmp_path: Path) -> None:
     small = Store(tmp_path / "small", max_bytes=4 * store.path(store.keys()[0]).stat().st_size)
-    with pytest.raises(InputError, match=r"takes [\d,]+ bytes or more, but [\d,]+ have room here"):
+    with pytest.raises(InputError, match=f"^{archive}: "):
         import_archive(small, archive)
     assert not small.root.exists()
 
@@ -268,7 +268,7 @@ def test_a_forged_object_is_not_imported(store: Store, other: Store, tmp_path: P
     """Every checksum holds, but the key is not that of its content."""
     path = store.put(forged(make_chunk(1), make_chunk(2).meta.key))
     odd = tar_of([(member(path.name, path.stat().st_size), path.read_bytes())], tmp_path / "odd.kva")
-    with pytest.raises(InputError, match="is not that of its content"):
+    with pytest.raises(InputError, match=f"^{odd}: "):
         import_archive(other, odd)
     assert other.keys() == []
 
@@ -276,9 +276,9 @@ def test_a_forged_object_is_not_imported(store: Store, other: Store, tmp_path: P
 def test_what_is_no_file_is_no_archive(other: Store, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in (tmp_path / "pipe", Path("/dev/zero")):
-        with pytest.raises(InputError, match="not a regular file; save the archive to a file"):
+        with pytest.raises(InputError, match=f"^{name}: "):
             import_archive(other, name)
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match=f"^{tmp_path / 'none'}: "):
         import_archive(other, tmp_path / "none")
 
 
@@ -360,7 +360,7 @@ def test_the_same_members_give_the_same_bytes(path: Path) -> None:
 
 def test_an_object_is_no_list(path: Path) -> None:
     assert not is_object_list(path.parent / NAMES[0])
-    with pytest.raises(ObjectError, match="damaged"):
+    with pytest.raises(ObjectError, match=f"^{path.parent / NAMES[0]}: "):
         read_object_list(path.parent / NAMES[0])
 
 
@@ -379,27 +379,27 @@ def test_every_flipped_byte_of_a_list_is_refused(path: Path) -> None:
 def test_every_truncation_of_a_list_is_refused(path: Path) -> None:
     for size in range(path.stat().st_size - 1, -1, -1):
         os.truncate(path, size)
-        with pytest.raises(ObjectError, match="damaged"):
+        with pytest.raises(ObjectError, match=f"^{path}: "):
             read_object_list(path)
 
 
 @pytest.mark.parametrize("more", [b" ", b"\0", b" " * 8, b"{}"])
 def test_bytes_after_the_end_of_a_list_are_refused(path: Path, more: bytes) -> None:
     path.write_bytes(path.read_bytes() + more)
-    with pytest.raises(ObjectError, match="damaged"):
+    with pytest.raises(ObjectError, match=f"^{path}: "):
         read_object_list(path)
 
 
 @pytest.mark.parametrize("objects", ["abc", None, 7, {"a": "b"}, ["a", "b"], ["ab"], [["a"]], [[1, 2]], [[None, None]]])
 def test_odd_members_are_refused(path: Path, objects: object) -> None:
     forge(path, objects)
-    with pytest.raises(ObjectError, match="damaged"):
+    with pytest.raises(ObjectError, match=f"^{path}: "):
         read_object_list(path)
 
 
 def test_deep_nesting_is_refused(path: Path) -> None:
     path.write_bytes(bytes(8) + b"[" * 200_000)
-    with pytest.raises(ObjectError, match="damaged"):
+    with pytest.raises(ObjectError, match=f"^{path}: "):
         read_object_list(path)
 
 
@@ -408,46 +408,46 @@ def test_a_member_outside_the_directory_is_refused(path: Path, name: str) -> Non
     (path.parent / "sub").mkdir()
     write_member(path.parent.parent / "one.kvo", 1)
     forge(path, [[name, write_member(path.parent / "sub" / "one.kvo", 1)]])
-    with pytest.raises(ObjectError, match="not a file beside the list"):
+    with pytest.raises(ObjectError, match=f"^{path}: "):
         read_object_list(path)
 
 
 def test_another_version_is_refused_naming_both(path: Path) -> None:
     forge(path, [], version="2")
-    with pytest.raises(ForeignObjectError, match="version 2, but this pic reads version 1"):
+    with pytest.raises(ForeignObjectError, match=f"^{path}: "):
         read_object_list(path)
 
 
 def test_a_member_that_was_written_over_is_refused(path: Path) -> None:
     write_member(path.parent / NAMES[1], 77)
-    with pytest.raises(ObjectError, match=r"book\.0001\.kvo: holds the object .* but .*book\.kvo"):
+    with pytest.raises(ObjectError, match=f"^{path.parent / NAMES[1]}: .* {path} "):
         read_object_list(path)
 
 
 def test_a_list_in_a_list_is_refused(path: Path) -> None:
-    with pytest.raises(ObjectError, match="not an object file"):
+    with pytest.raises(ObjectError, match=f"^{path}: "):
         write_object_list(path.with_name("outer.kvo"), members(path.parent, ["book.kvo"]))
     forge(path, [["book.kvo", "a" * 64]])
-    with pytest.raises(ObjectError, match="not an object file"):
+    with pytest.raises(ObjectError, match=f"^{path}: "):
         read_object_list(path)
 
 
 def test_a_missing_member_or_list_is_named(path: Path) -> None:
     (path.parent / NAMES[2]).unlink()
-    with pytest.raises(ObjectError, match=r"東京\.kvo: cannot be opened"):
+    with pytest.raises(ObjectError, match=NAMES[2]):
         read_object_list(path)
     for read in (is_object_list, read_object_list):
-        with pytest.raises(ObjectError, match=r"none\.kvo: cannot be opened"):
+        with pytest.raises(ObjectError, match=r"none\.kvo: "):
             read(path.with_name("none.kvo"))
 
 
 def test_only_the_beginning_of_a_large_file_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundles, "_MAX_LIST_BYTES", 64)
-    with pytest.raises(ObjectError, match="damaged"):
+    with pytest.raises(ObjectError, match=f"^{path}: "):
         read_object_list(path)
 
 
 def test_a_list_that_cannot_be_written_is_one_line(path: Path) -> None:
     (path.parent / "taken").mkdir()
-    with pytest.raises(StoreError, match="nothing was changed"):
+    with pytest.raises(StoreError, match=f"^{path.parent / 'taken'}: "):
         write_object_list(path.parent / "taken", members(path.parent))

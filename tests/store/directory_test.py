@@ -137,7 +137,7 @@ def test_a_directory_with_other_files_is_left_as_it_is(tmp_path: Path, make: Cal
     make(tmp_path)
     before = tree(tmp_path)
     for name, change in CHANGES.items():
-        with pytest.raises(StoreError, match=r"is no store, and has other files|of version 3"):
+        with pytest.raises(StoreError, match=f"^{tmp_path}: "):
             change(Store(tmp_path))
         assert tree(tmp_path) == before, name
     store = Store(tmp_path)
@@ -162,7 +162,7 @@ def test_a_push_changes_nothing_at_a_share_of_other_files(store: Store, tmp_path
     (key,), share = put_many(store, 1), tmp_path / "share"
     home(share)
     before = tree(share)
-    with pytest.raises(StoreError, match="is no store"):
+    with pytest.raises(StoreError, match=f"^{share}: "):
         push(Store(store.root, remote=str(share)), [key])
     assert tree(share) == before
 
@@ -332,5 +332,5 @@ def test_a_mark_that_is_a_link_or_another_text_is_none(tmp_path: Path) -> None:
     (tmp_path / "text" / MARK).write_text("hello\n")
     os.mkfifo(tmp_path / "pipe" / MARK)
     for name in ("link", "text", "pipe"):
-        with pytest.raises(StoreError, match="is no store, and has other files"):
+        with pytest.raises(StoreError, match=f"^{tmp_path / name}: "):
             Store(tmp_path / name).put(make_chunk(1))

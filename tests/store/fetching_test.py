@@ -106,10 +106,10 @@ def test_has_counts_hits_and_misses(far: Store, near: Store) -> None:
 
 
 def test_what_is_not_there(near: Store, warnings: list[str]) -> None:
-    with pytest.raises(StoreError, match=r"cccccccccccc: no such object in the store .*near, nor at http://127.0.0.1"):
+    with pytest.raises(StoreError, match=f"^{'c' * 12}: .* {near.root}, .* {near.remote}; "):
         near.open("c" * 64)
     assert not near.has("c" * 64) and not warnings
-    with pytest.raises(StoreError, match=r"no object with this key in the store .* is asked for whole keys"):
+    with pytest.raises(StoreError, match=r"^cccc: "):
         near.find("cccc")
 
 
@@ -130,15 +130,15 @@ def test_a_damaged_object_is_refused(offset: int, far: Store, near: Store, warni
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "why"),
+    ("old", "new"),
     [
-        (b'"version":"1"', b'"version":"2"', "format version 2, but this pic reads version 1"),
-        (b'"sinks":"0"', b'"sinks":"1"', "the header does not match its checksum"),
-        (b'"format":"pictool.kvo"', b'"format":"pictool.xxx"', "not an object file"),
+        (b'"version":"1"', b'"version":"2"'),
+        (b'"sinks":"0"', b'"sinks":"1"'),
+        (b'"format":"pictool.kvo"', b'"format":"pictool.xxx"'),
     ],
 )
 def test_a_header_that_can_be_parsed_is_not_trusted(
-    old: bytes, new: bytes, why: str, far: Store, near: Store, server: Server
+    old: bytes, new: bytes, far: Store, near: Store, server: Server
 ) -> None:
     path, whole = far.put(make_chunk(1)), far.put(make_chunk(2))
     data = path.read_bytes()
@@ -146,7 +146,7 @@ def test_a_header_that_can_be_parsed_is_not_trusted(
     path.write_bytes(data.replace(old, new))
     with near.open(whole.stem) as file:
         for _ in range(2):
-            with pytest.raises(RemoteError, match=why):
+            with pytest.raises(RemoteError, match=f"^{near.remote}.*{path.name}: "):
                 near.open(path.stem)
         file.verify()  # its descriptor is still its own
     near.drain()
@@ -178,7 +178,7 @@ def test_another_object_under_its_name_is_refused(far: Store, near: Store, warni
     other, key = far.put(make_chunk(2)), make_chunk(1).meta.key
     far.path(key).parent.mkdir(exist_ok=True)
     other.rename(far.path(key))
-    with pytest.raises(RemoteError, match=f"holds the object {other.stem[:12]}, not what its name says"):
+    with pytest.raises(RemoteError, match=other.stem[:12]):
         near.open(key)
     assert not near.has(key) and len(warnings) == 1
     near.drain()
@@ -188,7 +188,7 @@ def test_another_object_under_its_name_is_refused(far: Store, near: Store, warni
 def test_an_object_that_is_larger_than_the_room_for_it(far: Store, server: Server, tmp_path: Path) -> None:
     path = far.put(make_chunk(1, LARGE))
     near = Store(tmp_path / "near", max_bytes=path.stat().st_size - 1, remote=server.remote)
-    with pytest.raises(RemoteError, match=r"takes 3,\d{3},\d{3} bytes, but 3,\d{3},\d{3} have room here"):
+    with pytest.raises(RemoteError, match=path.name):
         near.open(path.stem)
     near.drain()
     assert not litter(near) and len(server.asked) == 1

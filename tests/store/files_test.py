@@ -202,7 +202,7 @@ def test_a_store_without_permission_says_so(store: Store, monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
-        with pytest.raises(StoreError, match="Permission denied"):
+        with pytest.raises(StoreError, match=f"^{store.root}: .*Permission denied"):
             store.put(make_chunk(2))
     with monkeypatch.context() as patch:
         patch.setattr(os, "utime", refuse)

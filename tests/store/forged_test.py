@@ -250,7 +250,7 @@ def test_a_directory_with_something_in_it_stays_and_stops_nothing(store: Store, 
     done = verify(store, repair=True)
     assert done.repaired == (damaged.stem,) and set(done.problems) == {KEY, damaged.stem}
     assert "is a directory, where an object belongs, and cannot be removed" in done.problems[KEY]
-    with pytest.raises(StoreError, match="is a directory, where an object belongs"):
+    with pytest.raises(StoreError, match=f"^{path}: "):
         store.put(make_chunk(0))
     gc(store, budget)
     assert (path / "precious").exists() and len(store.keys()) == (2 if budget is None else 1)
@@ -282,7 +282,7 @@ def test_a_link_as_lock_or_temp_is_refused_in_one_line(store: Store, tmp_path: P
     shutil.rmtree(store.root / "tmp")
     (store.root / name).symlink_to(elsewhere if name == "tmp" else elsewhere / "precious")
     for run in (lambda: store.put(make_chunk(1)), lambda: gc(store)):
-        with pytest.raises(StoreError, match=f"{name} is a .*link.*; remove it"):
+        with pytest.raises(StoreError, match=rf"\({name} "):
             run()
     assert (elsewhere / "precious").read_text() == "x" and os.listdir(elsewhere) == ["precious"]
 
@@ -294,7 +294,7 @@ def test_a_lock_that_is_no_file_is_refused_in_one_line(
     store.ensure_store()
     monkeypatch.chdir(store.root)
     make(store.root / "lock")
-    with pytest.raises(StoreError, match="lock is a link, or no regular file; remove it"):
+    with pytest.raises(StoreError, match=r"\(lock "):
         store.put(make_chunk(1))
 
 
@@ -418,9 +418,9 @@ def test_what_a_reader_would_take_for_a_bomb_is_not_written(tmp_path: Path) -> N
     target = Target("llama", "a" * 64, "b" * 64, "float32", Geometry(1, 16, 128))
     tokens, part = np.zeros(512, dtype="<i4"), bytes(16 * 128 * 512 * 4)
     meta = ObjectMeta(target.key(tokens, 0, "zstd"), target, 512, 0, "zstd")
-    with (tmp_path / "zeros.kvo").open("wb") as file, pytest.raises(InputError, match="cannot be coded as zstd"):
+    with (tmp_path / "zeros.kvo").open("wb") as file, pytest.raises(InputError, match=" zstd "):
         write_object(file, CompiledChunk(meta, "text", tokens, [(part, part)]))
-    with (tmp_path / "long.kvo").open("wb") as file, pytest.raises(InputError, match="bytes of text"):
+    with (tmp_path / "long.kvo").open("wb") as file, pytest.raises(InputError, match=f" {(1 << 26) + 1:,} "):
         write_object(file, replace(make_chunk(1), text="x" * ((1 << 26) + 1)))
 
 
@@ -431,7 +431,7 @@ def test_a_table_that_is_no_table_is_refused(tmp_path: Path, value: float) -> No
     path = tmp_path / "table.kvo"
     with path.open("wb") as file:
         write_object(file, replace(chunk, meta=replace(chunk.meta, fixups="x"), fixups=table))
-    with pytest.raises(ObjectError, match="table of fixups"):
+    with pytest.raises(ObjectError, match=f"^{path}: "):
         read_all(path)
 
 
@@ -439,7 +439,7 @@ def test_a_token_below_0_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tokens.kvo"
     with path.open("wb") as file:
         write_object(file, replace(make_chunk(1), tokens=np.full(5, -1, dtype="<i4")))
-    with pytest.raises(ObjectError, match="below 0"):
+    with pytest.raises(ObjectError, match=f"^{path}: "):
         read_all(path)
 
 
@@ -494,7 +494,7 @@ def test_a_link_as_a_side_file_is_not_written_through(store: Store, tmp_path: Pa
     store.open(path.stem).close()
     store.counters.flush()
     assert len(list(store.objects())) == 1
-    with pytest.raises(StoreError, match="nothing was pinned"):
+    with pytest.raises(StoreError, match=path.stem):
         eviction.pin(store.root, path.stem)
     assert not (tmp_path / "victim").exists()
 

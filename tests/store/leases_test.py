@@ -114,7 +114,7 @@ def test_leased_objects_stay_until_the_last_lease_or_pin_ends(store: Store) -> N
     gc(store, 1)
     assert store.keys() == [first], "the other one was evicted"
     leases.remove(a.id, "t")
-    with pytest.raises(StoreError, match="leased"):
+    with pytest.raises(StoreError, match=f"^{first[:12]}: "):
         expire(store, [first])
     assert expire_older(store, -10).count == 0
     pin(store.root, first)
@@ -138,7 +138,7 @@ def test_a_damaged_file_is_named_and_nothing_is_evicted(store: Store) -> None:
     (key,) = put(store, 1)
     (store.root / DATABASE).write_bytes(b"no database at all, and longer than a header of sqlite is" * 9)
     for use in (lambda: Leases(store.root).page("t", 1), lambda: gc(store, 1)):
-        with pytest.raises(StoreError, match=rf"{DATABASE}.*remove it"):
+        with pytest.raises(StoreError, match=DATABASE):
             use()
     assert store.keys() == [key]
 
@@ -151,7 +151,7 @@ def test_a_damaged_row_is_named(leases: Leases, store: Store, body: str) -> None
     with closing(sqlite3.connect(store.root / DATABASE)) as db, db:
         db.execute("UPDATE leases SET body = ?", (body,))
     for use in (lambda: leases.page("t", 1), lambda: leases.find(lease.id, "t"), lambda: leases.use(lease.id, "t")):
-        with pytest.raises(StoreError, match=rf"{DATABASE}.*remove it"):
+        with pytest.raises(StoreError, match=DATABASE):
             use()
     assert leases.remove(lease.id, "t") and leases.page("t", 1) == []
 
@@ -224,7 +224,7 @@ def test_a_tenant_leases_its_share_and_no_more(store: Store, clock: Clock) -> No
     kept = leases.add("t", "m", objects(first, second), 2000.0)
     again = leases.add("t", "m", objects(first), 2000.0)
     for keys, word in (((third,), "bytes"), ((first, second), "objects")):
-        with pytest.raises(ShareError, match=f"{word}.*at most"):
+        with pytest.raises(ShareError, match=word):
             leases.add("t", "m", objects(*keys), 2000.0)
     leases.add("t", "m", objects(first), 2000.0)
     with pytest.raises(ShareError, match="caches"):
@@ -241,7 +241,7 @@ def test_what_an_expired_lease_still_keeps_counts_in_the_share(store: Store, clo
     leases = Leases(store.root, clock, Share(num_bytes=size + size // 2, num_leases=1))
     leases.add("t", "m", objects(first), clock.now + 5)
     clock.now += 599
-    with pytest.raises(ShareError, match="expired in the last 10 minutes"):
+    with pytest.raises(ShareError, match="bytes"):
         leases.add("t", "m", objects(second), clock.now + 5)
     assert leases.add("t", "m", objects(first), clock.now + 0.5), "neither its number, nor the same object twice"
     clock.now += 601
@@ -268,7 +268,7 @@ def test_what_is_no_file_is_named(store: Store) -> None:
     (store.root / f"{DATABASE}-journal").unlink()
     os.mkfifo(store.root / f"{DATABASE}-journal")
     for use in (lambda: Leases(store.root).count(), lambda: leased_keys(store.root)):
-        with pytest.raises(StoreError, match="no regular file"):
+        with pytest.raises(StoreError, match=f"{DATABASE}-journal: "):
             use()
 
 
@@ -283,7 +283,7 @@ def test_a_forged_row_is_an_error_and_nothing_is_evicted(store: Store, body: str
     Leases(store.root).add("t", "m", objects(key), 4e9)
     with closing(sqlite3.connect(store.root / DATABASE)) as db, db:
         db.execute("UPDATE leases SET body = ?", (body,))
-    with pytest.raises(StoreError, match=rf"{DATABASE}.*remove it"):
+    with pytest.raises(StoreError, match=DATABASE):
         gc(store, 1)
     assert store.keys() == [key]
 

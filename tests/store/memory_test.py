@@ -58,7 +58,7 @@ def test_what_cannot_be_read_is_not_kept() -> None:
     def fail() -> bytes:
         raise ObjectError("damaged")
 
-    with pytest.raises(ObjectError, match="damaged"):
+    with pytest.raises(ObjectError):
         memory.get("a", 10, fail)
     assert source.get(memory, "a") == b"a" * 10
 

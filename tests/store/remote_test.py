@@ -45,27 +45,26 @@ def test_a_server_without_ranges_sends_the_whole_object_once(far: Store, near: S
 
 @pytest.mark.parametrize("spared", [0, BLOCK])
 @pytest.mark.parametrize(
-    ("fault", "why", "times"),
+    ("fault", "cause", "times"),
     [
-        ("503", r"cannot be fetched \(503 Service Unavailable, tried 3 times\); try again later", 3),
-        ("cut", r"cannot be fetched \(.*, tried 3 times\)", 3),
-        ("reset", r"cannot be fetched \(.*, tried 3 times\)", 3),
-        ("403", r"access is denied \(403 Forbidden\); see who may use", 1),
-        ("401", r"access is denied \(401 Unauthorized\)", 1),
-        ("410", r"cannot be fetched \(410 Gone\)", 1),
-        ("wrong", r"; the object is damaged|its header is damaged", 1),
+        ("503", "503 Service Unavailable", 3),
+        ("cut", "", 3),
+        ("reset", "", 3),
+        ("403", "403 Forbidden", 1),
+        ("401", "401 Unauthorized", 1),
+        ("410", "410 Gone", 1),
+        ("wrong", "", 1),
     ],
 )
 def test_what_does_not_pass_says_so(
-    fault: str, why: str, times: int, spared: int, far: Store, near: Store, server: Server, warnings: list[str]
+    fault: str, cause: str, times: int, spared: int, far: Store, near: Store, server: Server, warnings: list[str]
 ) -> None:
     key = far.put(make_chunk(1, BLOCK // 64 + 1)).stem  # two blocks
     server.always, server.spared = fault, spared
-    with pytest.raises(RemoteError, match=why) as caught, near.open(key) as file:
+    named = f"^{near.remote}/objects/{key[:2]}/{key}.kvo: .*{cause}"
+    with pytest.raises(RemoteError, match=named) as caught, near.open(key) as file:
         file.verify()
-    assert str(caught.value).startswith(f"{near.remote}/objects/{key[:2]}/{key}.kvo: ") and "\n" not in str(
-        caught.value
-    )
+    assert "\n" not in str(caught.value)
     assert caught.value.key == key and caught.value.exit_code == 1
     assert sum(start >= spared for _, start in server.asked) == times
     near.drain()
@@ -75,7 +74,7 @@ def test_what_does_not_pass_says_so(
 def test_honest_but_short_answers_end(far: Store, near: Store, server: Server) -> None:
     key, server.always, server.spared = far.put(make_chunk(1, LARGE)).stem, "short", BLOCK
     with (
-        pytest.raises(RemoteError, match=r"cannot be fetched \([\d,]+ of [\d,]+ bytes came, tried 3 times\)"),
+        pytest.raises(RemoteError, match=key),
         near.open(key) as file,
     ):
         file.verify()
@@ -84,10 +83,10 @@ def test_honest_but_short_answers_end(far: Store, near: Store, server: Server) -
 def test_a_silent_server_is_not_waited_for(far: Store, tmp_path: Path, server: Server) -> None:
     key, server.always = far.put(make_chunk(1)).stem, "hang"
     near = Store(tmp_path / "near", remote=Remote(server.url, QUICK, timeout_s=0.1))
-    with pytest.raises(RemoteError, match="cannot be fetched"):
+    with pytest.raises(RemoteError, match=key):
         near.open(key)
     asked = len(server.asked)
-    with pytest.raises(RemoteError, match="cannot be fetched"):  # it is known to be down
+    with pytest.raises(RemoteError, match="c" * 64):  # it is known to be down
         near.open("c" * 64)
     assert len(server.asked) == asked
 
@@ -154,7 +153,7 @@ def test_a_pipe_in_a_directory_is_not_waited_for(far: Store, tmp_path: Path) -> 
     near = Store(tmp_path / "near", remote=str(far.root))
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), os.mkdir):
         make(far.path(key))
-        with pytest.raises(RemoteError, match=r"cannot be fetched \(it is .*, not a regular file\)"):
+        with pytest.raises(RemoteError, match=str(far.root)):
             near.open(key)
         far.path(key).rmdir() if far.path(key).is_dir() else far.path(key).unlink()
     other = far.put(make_chunk(1)).stem
@@ -187,20 +186,20 @@ def test_a_directory_that_may_not_be_read(far: Store, tmp_path: Path, monkeypatc
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("pictool.store.remote.remote._read_local", deny)
-    with pytest.raises(RemoteError, match=r"access is denied \(Permission denied\); see who may use"):
+    with pytest.raises(RemoteError, match=str(far.root)):
         near.open(key)
 
 
 @pytest.mark.parametrize(
-    ("url", "why"),
+    ("url", "remedy"),
     [
-        ("s9://bucket", "^remote s9://bucket: cannot be opened"),
-        ("adl://bucket", "^remote adl://bucket: no package for adl is installed; pip install adlfs$"),
+        ("s9://bucket", "fsspec"),
+        ("adl://bucket", "pip install adlfs"),
     ],
 )
-def test_urls_that_cannot_be_opened(url: str, why: str, tmp_path: Path) -> None:
+def test_urls_that_cannot_be_opened(url: str, remedy: str, tmp_path: Path) -> None:
     near = Store(tmp_path / "near", remote=url)
-    with pytest.raises(InputError, match=why):
+    with pytest.raises(InputError, match=f"^remote {url}: .*{remedy}"):
         near.has("c" * 64)
 
 
@@ -221,7 +220,7 @@ def test_whatever_a_file_system_raises_is_an_error_of_the_remote(error: type[Bas
             raise error
 
     register_implementation("failing", Failing, clobber=True)
-    with pytest.raises(RemoteError, match="cannot be fetched"):
+    with pytest.raises(RemoteError, match="a" * 64):
         Store(tmp_path / "near", remote=Remote("failing://x", QUICK)).fetch("a" * 64)
 
 

@@ -67,7 +67,7 @@ def planted(chunk: CompiledChunk) -> CompiledChunk:
 def test_an_object_counts_if_a_trusted_key_signed_it(store: Store, careful: Store, key: SigningKey) -> None:
     path = store.put(make_chunk(1))
     assert not careful.has(path.stem)
-    with pytest.raises(StoreError, match="no such object in the store"):
+    with pytest.raises(StoreError, match=f"^{path.stem[:12]}: "):
         careful.open(path.stem)
     sign_object_file(key, path)
     careful.open(path.stem).close()
@@ -79,7 +79,7 @@ def test_an_unsigned_object_is_absent_as_one_of_another_salt(store: Store, caref
     with pytest.raises(StoreError) as unsigned, careful.peek(path.stem):
         pass
     assert str(unsigned.value) == str(careful.absent(path.stem))
-    with pytest.raises(StoreError, match="no object with this key and salt"):
+    with pytest.raises(StoreError, match=f"^{path.stem[:8]}: "):
         careful.resolve(path.stem[:8], "")
     assert [stored.key for stored in careful.objects()] == [path.stem]  # its owner sees it
     assert verify(careful).unsigned == (path.stem,)
@@ -131,7 +131,7 @@ def test_a_revoked_key_counts_no_more_and_is_listed(
     assert (after.trusted, after.revoked) == ({new.public: "new"}, {key.public: "me"})
     careful = Store(store.root, trust=Trust(after))
     assert not careful.has(path.stem)
-    with pytest.raises(InputError, match="was revoked as me"):
+    with pytest.raises(InputError, match=f"^{key.public}: "):
         after.trust("again", key.public)
     sign_object_file(new, path)  # keys rotate: both signatures are there
     assert careful.has(path.stem) and Store(store.root, trust=Trust(signers)).has(path.stem)
@@ -171,18 +171,18 @@ def test_no_clock_decides(careful: Store, store: Store, key: SigningKey, monkeyp
 def test_a_private_key_is_its_owner_s_alone(tmp_path: Path, key: SigningKey) -> None:
     assert key.path.stat().st_mode & 0o777 == 0o600 and "_private=" not in repr(key)
     assert SigningKey.read(key.path).public == key.public == pickle.loads(pickle.dumps(key)).public
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match=f"^{key.path}: "):
         SigningKey.new(key.path)
     key.path.unlink()
     assert SigningKey.new(key.path).public != key.public
     key.path.chmod(0o640)
-    with pytest.raises(InputError, match="others may read this private key"):
+    with pytest.raises(InputError, match=f"^{key.path}: "):
         SigningKey.read(key.path)
-    with pytest.raises(InputError, match="no such private key"):
+    with pytest.raises(InputError, match=f"^{tmp_path / 'none'}: "):
         SigningKey.read(tmp_path / "none")
     (tmp_path / "text").write_text("x")
     (tmp_path / "text").chmod(0o600)
-    with pytest.raises(InputError, match="is no private key"):
+    with pytest.raises(InputError, match=f"^{tmp_path / 'text'}: "):
         SigningKey.read(tmp_path / "text")
 
 
@@ -190,14 +190,14 @@ def test_a_list_of_signers_that_others_may_write_is_refused(signers: Signers) ->
     signers.write()
     assert Signers.read(signers.path) == signers == pickle.loads(pickle.dumps(signers))
     signers.path.chmod(0o664)
-    with pytest.raises(InputError, match="others may write to this list"):
+    with pytest.raises(InputError, match=f"^{signers.path}: "):
         Signers.read(signers.path)
     signers.path.chmod(0o600)
     signers.path.write_text("ed25519:12 me\n")
-    with pytest.raises(InputError, match=":1: is no signer"):
+    with pytest.raises(InputError, match=f"^{signers.path}:1: "):
         Signers.read(signers.path)
     signers.path.unlink()
-    with pytest.raises(InputError, match="no such list of signers"):
+    with pytest.raises(InputError, match=f"^{signers.path}: "):
         Signers.read(signers.path)
 
 
@@ -206,7 +206,7 @@ def test_signers_have_names_of_their_own(signers: Signers, key: SigningKey, tmp_
     for name, public in (("me", other.public), ("", other.public), ("x\ny", other.public), ("x", "ed25519:12")):
         with pytest.raises(InputError):
             signers.trust(name, public)
-    with pytest.raises(InputError, match="no such signer"):
+    with pytest.raises(InputError, match=r"^nobody: "):
         signers.revoke("nobody")
 
 
@@ -230,7 +230,7 @@ def test_signatures_travel_with_push_and_pull(
     assert not here.path(unsigned).exists()  # nothing of it enters the store
     here.drain()
     assert Store(here.root, trust=Trust(signers)).has(signed)
-    with pytest.raises(StoreError, match="no such object"):
+    with pytest.raises(StoreError, match=str(far)):
         pull(here, [unsigned])
     plain = Store(tmp_path / "plain", remote=str(far))
     monkeypatch.setattr(Remote, "read_signatures", lambda *_: pytest.fail("one request more without the setting"))
@@ -252,7 +252,7 @@ def test_a_forged_object_of_a_remote_is_absent(tmp_path: Path, store: Store, sig
     push(Store(store.root, remote=str(tmp_path / "far")), [path.stem])
     Store(tmp_path / "far").put(planted(make_chunk(1)))
     here = Store(tmp_path / "here", remote=str(tmp_path / "far"), trust=Trust(signers))
-    with pytest.raises(StoreError, match="no such object"):
+    with pytest.raises(StoreError, match=f"^{path.stem[:12]}: "):
         here.open(path.stem)
     here.drain()
     assert not here.path(path.stem).exists()
@@ -264,7 +264,7 @@ def test_an_archive_is_signed_as_a_whole(tmp_path: Path, store: Store, signers: 
     archive = tmp_path / "x.kva"
     export_archive(store, keys, archive)
     here = Store(tmp_path / "here", trust=Trust(signers))
-    with pytest.raises(InputError, match="has signed it as it is"):
+    with pytest.raises(InputError, match=f"^{archive}: "):
         import_archive(here, archive)
     sign_file(key, archive)
     assert len(import_archive(here, archive).new) == 2
@@ -272,7 +272,7 @@ def test_an_archive_is_signed_as_a_whole(tmp_path: Path, store: Store, signers: 
     export_archive(Store(store.root, trust=Trust(None, key)), keys[:1], archive)
     import_archive(Store(tmp_path / "there", trust=Trust(signers)), archive)
     archive.write_bytes(archive.read_bytes() + b"\0")
-    with pytest.raises(InputError, match="has signed it as it is"):
+    with pytest.raises(InputError, match=f"^{archive}: "):
         import_archive(here, archive)
 
 

@@ -12,7 +12,7 @@ import pytest
 from chunks import content, files, flip, litter, make_chunk, put_many
 from served import QUICK, Server
 
-from pictool.errors import InputError, StoreError
+from pictool.errors import InputError, ObjectError, StoreError
 from pictool.store.files import atomic_write
 from pictool.store.objects.format import encode_object
 from pictool.store.remote.remote import Remote
@@ -54,7 +54,7 @@ def test_a_push_replaces_what_has_another_size(far: Store, tmp_path: Path) -> No
 def test_a_damaged_object_is_not_pushed(far: Store, tmp_path: Path) -> None:
     path = far.put(make_chunk(1))
     flip(path, -1)
-    with pytest.raises(Exception, match=f"^{path}: text does not match its checksum"):
+    with pytest.raises(ObjectError, match=f"^{path}: "):
         push(Store(far.root, remote=str(tmp_path / "there")), [path.stem])
     assert not (tmp_path / "there").exists()
 
@@ -68,23 +68,23 @@ def test_a_push_that_fails_leaves_nothing(far: Store, tmp_path: Path, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("shutil.copyfileobj", fail)
-    with pytest.raises(StoreError, match=r"cannot be written \(No space left on device"):
+    with pytest.raises(StoreError, match=key):
         push(sender, [key])
     assert not files(tmp_path / "there")
 
 
 def test_http_is_read_only(far: Store, server: Server) -> None:
     keys = put_many(far, 1)
-    with pytest.raises(StoreError, match=r"^http://.*: is read-only \(http\); push to the directory or bucket"):
+    with pytest.raises(StoreError, match=f"^{server.remote}: "):
         push(Store(far.root, remote=server.remote), keys)
 
 
 def test_pulling_what_is_not_there(near: Store, far: Store) -> None:
-    with pytest.raises(StoreError, match="no such object; see what was pushed"):
+    with pytest.raises(StoreError, match="c" * 64):
         pull(near, ["c" * 64])
-    with pytest.raises(InputError, match="cccc: give the whole key"):
+    with pytest.raises(InputError, match=r"^cccc: "):
         pull(near, ["cccc"])
-    with pytest.raises(InputError, match="no remote is set"):
+    with pytest.raises(InputError, match="--remote"):
         pull(far, ["c" * 64])
 
 
