@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.output import write_results
+from benchmarks.roofline import count_weights
 from pictool.bench.options import PromptOptions
 from pictool.bench.shapes import random_model
 from pictool.bench.sync import bench_sync
 from pictool.linker.grid import parse_grid
-from pictool.runtime.architectures import count_weights
 
 KINDS = {
     "keys and values of all tokens": "small",

@@ -6,6 +6,7 @@ python -m benchmarks.context --threads 2 --plot docs/images/bench-context
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,6 @@ from pictool.bench.sync import with_full
 from pictool.core import Chunk
 from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies import BASELINE
-from pictool.runtime.device import free_memory
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -83,6 +83,13 @@ class Growth:
 
     def __str__(self) -> str:
         return f"{self.exponent:.2f}" + ("" if self.error is None else f" ± {self.error:.2f}")
+
+
+def free_memory() -> None:
+    """Return the memory of models that nothing uses any more to the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def longer_half(count: int) -> slice:

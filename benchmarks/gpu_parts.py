@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -17,7 +16,7 @@ import torch
 
 from benchmarks import attention_kinds
 from benchmarks.breakdown import bench_breakdown
-from benchmarks.context import ContextOptions, make_prompts
+from benchmarks.context import ContextOptions, free_memory, make_prompts
 from benchmarks.gpu import REHEARSAL
 from benchmarks.roofline import Rates, measure_rates, prompt_flops
 from pictool.bench.options import PromptOptions
@@ -168,13 +167,6 @@ def kinds() -> bool:
         write("kinds", {"options": asdict(KINDS_PROMPT), "policy": attention_kinds.POLICY, "kinds": rows})
         free_memory()
     return True
-
-
-def free_memory() -> None:
-    """Return the memory of models that nothing uses any more to the device."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def model_bytes(model: Model, sample: Measurement, tokens: int) -> float:

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 POLICIES = ("full", "naive", "legolink-16", "cacheblend-15", "speccache-15")
 _COPY_BYTES = 1 << 28
+_ALL_EXPERTS = (
+    "llama4_text",
+)  # of these `transformers` computes a row by all experts, and adds up those that were chosen
 _SIZE, _SIZE_ON_ACCELERATOR = 2048, 8192  # of the square matrices that are multiplied
 _RUNS, _LONG_S = 5, 3.0
 
@@ -127,9 +130,38 @@ class _Sizes:
     @classmethod
     def of(cls, model: Model) -> _Sizes:
         config, layers = model.config, architectures.decoder_of(model.module).layers
-        computed = architectures.count_weights(model.module, config)
-        kv, query = config.hidden_size * model.geometry.width, architectures.query_width(config)
+        computed = count_weights(model.module, config)
+        kv, query = config.hidden_size * model.geometry.width, query_width(config)
         return cls(computed // len(layers), kv, query, config.hidden_size, config.vocab_size)
+
+
+def query_width(config: Any) -> int:
+    """Numbers in a row's queries, of all heads."""
+    key, *_ = parts = architectures.architecture_of(config).parts(config)
+    rotated = next(part for part in parts if part.rotated)
+    width = key.width if key is rotated else config.qk_nope_head_dim + rotated.width
+    return int(config.num_attention_heads * width)
+
+
+def chosen_experts(config: Any) -> int:
+    """How many experts compute a row; 1 of a dense model."""
+    names = ("num_experts_per_tok", "moe_k", "top_k")
+    return next((int(getattr(config, name)) for name in names if getattr(config, name, None)), 1)
+
+
+def count_weights(module: Any, config: Any) -> int:
+    """The weights that a row is multiplied with in all layers."""
+    architectures.require_no_states(config, "forecasts of speed")
+    layers = architectures.decoder_of(module).layers
+    return sum(computed_with(name, weight, config) for layer in layers for name, weight in layer.named_parameters())
+
+
+def computed_with(name: str, weight: Tensor, config: Any) -> int:
+    """How many numbers of a weight a row is multiplied with: of a stack of experts those that compute it."""
+    if weight.dim() < 2 or name.endswith("bias"):
+        return 0
+    is_chosen = weight.dim() == 3 and config.model_type not in _ALL_EXPERTS
+    return round(weight.numel() * (chosen_experts(config) / len(weight) if is_chosen else 1))
 
 
 def prompt_flops(model: Model, prompt: BenchPrompt, policy: Policy) -> float:

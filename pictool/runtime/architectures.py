@@ -100,7 +100,6 @@ class Architecture:
         is_rotated: whether an attention module rotates its queries and keys at all.
         embedding_scale: the field of the configuration that embeddings are multiplied by.
         counts_cached: whether a layer takes its rows' positions from the length of its cache.
-        runs_all_experts: whether `transformers` computes a row by all experts and adds up those that were chosen.
         parts: what a layer keeps of every token, from a configuration.
         states: of a hybrid, what its linear layers keep at a cut, from a configuration.
         rope_needs: fields of the RoPE parameters that its attention reads whatever the type of RoPE.
@@ -111,7 +110,6 @@ class Architecture:
     is_rotated: Callable[[Any], bool] = _always
     embedding_scale: str | None = None
     counts_cached: bool = False
-    runs_all_experts: bool = False
     parts: Callable[[Any], tuple[KVPart, ...]] = heads_of
     states: Callable[[Any], StateShape] | None = None
     rope_needs: tuple[str, ...] = ()
@@ -178,7 +176,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _rotated_by_complex_before_heads,
         is_rotated=lambda attention: bool(attention.use_rope),
         counts_cached=True,
-        runs_all_experts=True,
     ),
     "mixtral": _PLAIN,
     "qwen3_moe": _PLAIN,
@@ -314,35 +311,6 @@ def mixer_of(layer: Any) -> Any:
     from torch import nn
 
     return next((part for part in layer.modules() if any(isinstance(c, nn.Conv1d) for c in part.children())), None)
-
-
-def query_width(config: Any) -> int:
-    """Numbers in a row's queries, of all heads."""
-    key, *_ = parts = architecture_of(config).parts(config)
-    rotated = next(part for part in parts if part.rotated)
-    width = key.width if key is rotated else config.qk_nope_head_dim + rotated.width
-    return int(config.num_attention_heads * width)
-
-
-def chosen_experts(config: Any) -> int:
-    """How many experts compute a row; 1 of a dense model."""
-    names = ("num_experts_per_tok", "moe_k", "top_k")
-    return next((int(getattr(config, name)) for name in names if getattr(config, name, None)), 1)
-
-
-def count_weights(module: Any, config: Any) -> int:
-    """The weights that a row is multiplied with in all layers."""
-    require_no_states(config, "forecasts of speed")
-    layers = decoder_of(module).layers
-    return sum(computed_with(name, weight, config) for layer in layers for name, weight in layer.named_parameters())
-
-
-def computed_with(name: str, weight: Tensor, config: Any) -> int:
-    """How many numbers of a weight a row is multiplied with: of a stack of experts those that compute it."""
-    if weight.dim() < 2 or name.endswith("bias"):
-        return 0
-    is_chosen = weight.dim() == 3 and not architecture_of(config).runs_all_experts
-    return round(weight.numel() * (chosen_experts(config) / len(weight) if is_chosen else 1))
 
 
 def architecture_of(config: PretrainedConfig) -> Architecture:

@@ -120,17 +120,6 @@ def device_memory(device: str | torch.device) -> tuple[int, int] | None:
     return int(free), int(total)
 
 
-def free_memory() -> None:
-    """Give back an accelerator's memory that nothing uses any more, as for another process."""
-    import gc
-
-    import torch
-
-    gc.collect()
-    if accelerator() is not None:
-        torch.accelerator.empty_cache()
-
-
 def _type_of(device: str | torch.device) -> str:
     return device.partition(":")[0] if isinstance(device, str) else str(device.type)
 
