@@ -153,10 +153,11 @@ def count_weights(module: Any, config: Any) -> int:
     """The weights that a row is multiplied with in all layers."""
     architectures.require_no_states(config, "forecasts of speed")
     layers = architectures.decoder_of(module).layers
-    return sum(computed_with(name, weight, config) for layer in layers for name, weight in layer.named_parameters())
+    weights = (pair for layer in layers for pair in layer.named_parameters())
+    return sum(computed_with(name, weight, config) for name, weight in weights)
 
 
-def computed_with(name: str, weight: Tensor, config: Any) -> int:
+def computed_with(name: str, weight: torch.Tensor, config: Any) -> int:
     """How many numbers of a weight a row is multiplied with: of a stack of experts those that compute it."""
     if weight.dim() < 2 or name.endswith("bias"):
         return 0
