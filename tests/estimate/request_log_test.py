@@ -163,29 +163,26 @@ def test_a_full_disk_ends_the_log_and_not_the_server(tmp_path: Path, monkeypatch
     assert len(warned) == 1 and "No space left" in warned[0] and path.read_bytes() == whole
 
 
-@pytest.mark.parametrize(
-    ("content", "mode", "told"),
-    [("{}", 0o644, "chmod 600"), ("[]", 0o600, "no file of keys"), ('{"a": "00"}', 0o600, "no file of keys")],
-)
-def test_keys_that_cannot_be_used_are_refused(tmp_path: Path, content: str, mode: int, told: str) -> None:
+@pytest.mark.parametrize(("content", "mode"), [("{}", 0o644), ("[]", 0o600), ('{"a": "00"}', 0o600)])
+def test_keys_that_cannot_be_used_are_refused(tmp_path: Path, content: str, mode: int) -> None:
     keys = tmp_path / "log.keys"
     keys.write_text(content)
     keys.chmod(mode)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=f"^{keys}: "):
         RequestLog(tmp_path / "log", 1 << 20, print)
 
 
 @pytest.mark.parametrize("name", ["log", "log.1"])
 def test_a_file_of_somebody_else_is_neither_appended_to_nor_replaced(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("My notes.")
-    with pytest.raises(InputError, match="is no log of requests; name another file"):
+    with pytest.raises(InputError, match=f"^--request-log {tmp_path / 'log'}"):
         RequestLog(tmp_path / "log", 1 << 20, print)
     assert (tmp_path / name).read_text() == "My notes."
 
 
 def test_a_pipe_is_no_log_and_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "log")
-    with pytest.raises(InputError, match="is no log of requests"):
+    with pytest.raises(InputError, match=f"^--request-log {tmp_path / 'log'}: "):
         RequestLog(tmp_path / "log", 1 << 20, print)
 
 
@@ -199,14 +196,14 @@ def test_an_object_is_named_by_its_hash_and_its_tokens(tmp_path: Path) -> None:
 
 def test_a_segment_of_no_known_kind_is_told_and_not_counted(tmp_path: Path) -> None:
     record = {"pic_request": 1, "segments": [["odd", False, [["ff", 4]]]]}
-    with pytest.raises(FormError, match="no known kind: 'odd'"):
+    with pytest.raises(FormError, match="'odd'"):
         Forms().prompts(record)
 
 
 @pytest.mark.filterwarnings("error")
 def test_tokens_that_no_prompt_has_are_an_error() -> None:
     record = {"pic_request": 1, "tokens": 1e30, "segments": [["document", False, [["ff", 4]]]]}
-    with pytest.raises(FormError, match="tokens"):
+    with pytest.raises(FormError, match=r"1e\+30"):
         Forms().prompts(record)
 
 
