@@ -83,7 +83,7 @@ def test_only_a_tenant_s_own_objects_are_recognised(world: rig.World, engine: ri
 
 
 def test_vllm_has_a_prefix_cache_of_its_own(world: rig.World, engine: rig.Engine) -> None:
-    with pytest.raises(InputError, match="prefix cache of its own"):
+    with pytest.raises(InputError):
         VllmEngine(world.model, world.store).answer(Spec("Why?", policy=make_policy("prefix", {})))
     case = world.case("naive", seed=4)
     assert case.params is not None
