@@ -148,7 +148,10 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pictool.commands.compile.open_model", fail)
 
 
-def test_unchanged_files_cost_no_model(model: Path, texts: tuple[Path, Path], request: pytest.FixtureRequest) -> None:
+def test_unchanged_files_cost_no_model(
+    model: Path, texts: tuple[Path, Path], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fingerprint, "_COARSE_NS", -1)  # as if the model had been copied long ago
     arguments = ("compile", "a.txt", "b.txt", "-m", model, "--chunk-tokens", 15)
     first = pic(*arguments, "--json").json
     request.getfixturevalue("no_model")
