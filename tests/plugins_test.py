@@ -60,18 +60,18 @@ def test_a_policy_of_another_package_stands_beside_ours(install: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "says"),
+    ("entry", "named"),
     [
-        ("x = their_module:Twin", "'naive' is taken already"),
-        ("x = their_module:nothing", "is no Policy with a name"),
-        ("x = their_module:Copy", "is no Policy with a name"),
-        ("x = their_module:Missing", "cannot be loaded"),
-        ("x = no_such_module:Mine", "cannot be loaded"),
+        ("x = their_module:Twin", "'naive'"),
+        ("x = their_module:nothing", "Policy"),
+        ("x = their_module:Copy", "Policy"),
+        ("x = their_module:Missing", "'Missing'"),
+        ("x = no_such_module:Mine", "'no_such_module'"),
     ],
 )
-def test_an_entry_point_that_cannot_be_used_is_named(install: Path, entry: str, says: str) -> None:
+def test_an_entry_point_that_cannot_be_used_is_named(install: Path, entry: str, named: str) -> None:
     install.write_text(f"[pictool.policies]\n{entry}\n")
-    with pytest.raises(PluginError, match=f"entry point x of pictool.policies: {says}"):
+    with pytest.raises(PluginError, match=f" x of pictool.policies: .*{named}"):
         found()
 
 
@@ -81,8 +81,8 @@ def test_codecs_and_engines_of_another_package(install: Path) -> None:
     assert codecs()["copy"].name == "copy" and "int8" in codecs()
     assert engine_names() == ["echo", "llamacpp", "torch"] and engine_class("echo").name == "echo"
     install.write_text("[pictool.engines]\necho = their_module:Copy\nlost = no_such_module:Echo\n")
-    for name, says in (("echo", "is no Engine with a name"), ("lost", "cannot be loaded")):
-        with pytest.raises(PluginError, match=f"entry point {name} of pictool.engines: {says}"):
+    for name in ("echo", "lost"):
+        with pytest.raises(PluginError, match=f" {name} of pictool.engines: "):
             engine_class(name)
     install.write_text("[pictool.engines]\necho = their_module:Echo\n")
     with pytest.raises(InputError, match=r"^engine 'onnx': "):

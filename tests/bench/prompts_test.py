@@ -56,14 +56,14 @@ def test_chunks_differ_and_a_seed_gives_them_again() -> None:
 
 
 def test_no_tokens_are_refused() -> None:
-    with pytest.raises(InputError, match="must have 1 or more"):
+    with pytest.raises(InputError, match=" 0 "):
         random_tail(random_model("tiny"), 0)
 
 
 def test_a_tokenizer_that_gives_no_text_its_tokens_again_is_refused() -> None:
     model = random_model("tiny")
     backwards = SimpleNamespace(name="odd", tokenizer=model.tokenizer, encode=lambda text: model.encode(text[::-1]))
-    with pytest.raises(InputError, match="odd: its tokenizer cannot make a random text of 8 tokens; use --shape"):
+    with pytest.raises(InputError, match=r"^odd: .*--shape"):
         random_chunks(backwards, 1, 8)  # type: ignore[arg-type]
 
 
@@ -78,9 +78,9 @@ def test_only_speccache_without_a_model_gets_one() -> None:
 def test_a_full_disk_and_a_long_prompt_are_refused_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**9))
     require_disk(tmp_path, 10**9)
-    with pytest.raises(InputError, match=r"1\.5 GB of objects, but 1\.0 GB are free; use --store on another disk"):
+    with pytest.raises(InputError, match=rf"^{tmp_path}: 1\.5 GB .* 1\.0 GB .*--store"):
         require_disk(tmp_path, 15 * 10**8)
     model = random_model("tiny")
     require_positions(model, 131072, "less")
-    with pytest.raises(InputError, match="131073 tokens, but random tiny takes 131072 positions; use less"):
+    with pytest.raises(InputError, match=r" 131073 .* 131072 "):
         require_positions(model, 131073, "less")

@@ -102,7 +102,7 @@ def test_auto_is_float32_on_a_cpu() -> None:
 
 
 def test_unknown_names_are_refused_with_what_is_known() -> None:
-    with pytest.raises(InputError, match=r"--shape gpt-5: must be one of llama-3\.1-8b, "):
+    with pytest.raises(InputError, match=r"^--shape gpt-5: "):
         random_model("gpt-5")
     with pytest.raises(InputError, match="dtype 'int8'"):
         random_model("tiny", "cpu", "int8")

@@ -137,10 +137,10 @@ def test_the_number_of_runs_is_told(model: Model, tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused_before_it_runs(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InputError, match="use fewer --chunks or --chunk-tokens"):
+    with pytest.raises(InputError, match=r" 153632 .*--chunk-tokens"):
         run(model, ["naive"], tmp_path, PromptOptions(chunks=300))
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
-    with pytest.raises(InputError, match="use --store on another disk"):
+    with pytest.raises(InputError, match=r"/objects: .*--store"):
         run(model, ["naive"], tmp_path)
 
 

@@ -102,7 +102,7 @@ def test_exponents_are_over_all_lengths_over_the_longer_half_and_of_computing() 
 
 
 def test_the_last_length_must_fit_the_model(model: Model, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"a prompt of 262144 tokens.* use --to with less"):
+    with pytest.raises(InputError, match=r" 262144 .* --to "):
         bench_context(model, parse_grid(["naive"]), ContextOptions(stop=1 << 18), tmp_path)
 
 

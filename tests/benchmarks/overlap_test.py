@@ -96,20 +96,20 @@ def test_chance_of_random_scores_is_met_by_random_scores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "share", "message"),
+    ("a", "b", "share", "named"),
     [
-        (np.ones(3), np.ones(4), 0.2, "not of the same tokens"),
-        (np.ones(0), np.ones(0), 0.2, "one token at least"),
-        (np.ones((2, 2)), np.ones((2, 2)), 0.2, "one per token"),
-        (np.array([1.0, np.nan]), np.ones(2), 0.2, "some are nan"),
-        (np.ones(3), np.ones(3), 0.0, "above 0 and at most 1"),
-        (np.ones(3), np.ones(3), 1.1, "above 0 and at most 1"),
-        (np.ones(3), np.ones(3), float("nan"), "above 0 and at most 1"),
+        (np.ones(3), np.ones(4), 0.2, r"\(3,\) .*\(4,\)"),
+        (np.ones(0), np.ones(0), 0.2, r"\(0,\)"),
+        (np.ones((2, 2)), np.ones((2, 2)), 0.2, r"\(2, 2\)"),
+        (np.array([1.0, np.nan]), np.ones(2), 0.2, "nan"),
+        (np.ones(3), np.ones(3), 0.0, "0.0"),
+        (np.ones(3), np.ones(3), 1.1, "1.1"),
+        (np.ones(3), np.ones(3), float("nan"), "nan"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(a: Any, b: Any, share: float, message: str) -> None:
+def test_what_cannot_be_compared_is_refused(a: Any, b: Any, share: float, named: str) -> None:
     for overlap in (top_share_overlap, model_overlap):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(InputError, match=named):
             overlap(a, b, share)
 
 
@@ -117,5 +117,5 @@ def test_layers_of_another_shape_are_refused() -> None:
     for wrong in (np.ones(3), np.ones((0, 3)), np.ones((2, 0))):
         with pytest.raises(InputError):
             layer_overlap(wrong)
-    with pytest.raises(InputError, match="one at least"):
+    with pytest.raises(InputError, match=r"^0 "):
         chance_overlap(0)

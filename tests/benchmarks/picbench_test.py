@@ -163,15 +163,15 @@ def test_orders_have_the_same_documents() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "named"),
     [
-        ({"tasks": "keys,sums"}, "tasks=sums must be some of keys, values"),
-        ({"tasks": "keys,keys"}, "tasks= must name at least one, each once"),
-        ({"documents": "1"}, "documents=1 must be 2 or more"),
-        ({"words": "0,5"}, "words=0 must be 1 or more"),
-        ({"cases_each": "0"}, "cases_each=0 must be 1 or more"),
+        ({"tasks": "keys,sums"}, "tasks=sums "),
+        ({"tasks": "keys,keys"}, "tasks= "),
+        ({"documents": "1"}, "documents=1 "),
+        ({"words": "0,5"}, "words=0 "),
+        ({"cases_each": "0"}, "cases_each=0 "),
     ],
 )
-def test_fields_that_do_not_fit(fields: dict[str, str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_fields_that_do_not_fit(fields: dict[str, str], named: str) -> None:
+    with pytest.raises(InputError, match=f"^picbench: {named}"):
         make(Picbench, "picbench", fields)

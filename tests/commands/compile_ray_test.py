@@ -145,5 +145,5 @@ def test_a_remote_that_refuses_all_objects_ends_the_job(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "_rows", lambda *_: iter(tables))
     assert compile_bulk([], SimpleNamespace(), SimpleNamespace()).progress.failed == 300  # type: ignore[arg-type]
     monkeypatch.setattr(module, "_rows", lambda *_: iter([tables[0], tables[2], tables[1]]))
-    with pytest.raises(StoreError, match=r"No space left.*300 objects failed one after another"):
+    with pytest.raises(StoreError, match=r"^k: .* 300 "):
         compile_bulk([], SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]

@@ -148,14 +148,17 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pictool.commands.compile.open_model", fail)
 
 
-def test_unchanged_files_cost_no_model(model: Path, texts: tuple[Path, Path], request: pytest.FixtureRequest) -> None:
+def test_unchanged_files_cost_no_model(
+    model: Path, texts: tuple[Path, Path], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fingerprint, "_COARSE_NS", -1)  # as if the model had been copied long ago
     arguments = ("compile", "a.txt", "b.txt", "-m", model, "--chunk-tokens", 15)
     first = pic(*arguments, "--json").json
     request.getfixturevalue("no_model")
     again = pic(*arguments, "--json").json
     assert again == first | {"objects": [row | {"new": False} for row in first["objects"]]}
     assert "already in the store" in pic(*arguments).err
-    with pytest.raises(AssertionError, match="a model was opened"):
+    with pytest.raises(AssertionError, match="opened"):
         pic(*arguments, "--force")
 
 
@@ -181,7 +184,7 @@ def test_what_changed_is_compiled_by_the_model(
         (database,) = Path(os.environ["XDG_CACHE_HOME"]).rglob("compiled.sqlite3")
         database.write_bytes(b"no database" * 1000)
     request.getfixturevalue("no_model")
-    with pytest.raises(AssertionError, match="a model was opened"):
+    with pytest.raises(AssertionError, match="opened"):
         pic(*arguments)
 
 

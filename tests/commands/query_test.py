@@ -105,7 +105,7 @@ def test_yaml_stdin_and_files_beside_the_query(query: Any, model: Path, monkeypa
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"user": "a"}')))
     assert query_command.read_input("-") == ('{"user": "a"}', "stdin", Path())
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
-    with pytest.raises(InputError, match="stdin: not UTF-8 at byte 0"):
+    with pytest.raises(InputError, match=r"^stdin: "):
         query_command.read_input("-")
 
 

@@ -66,7 +66,7 @@ def test_keys_and_their_tenants() -> None:
     named = read_keys(keys_file(f"\ufeffa {KEY} {SALT}\r\n")).find(KEY)
     assert named is not None and named.name == "a" and named.salt == SALT
     assert keys.find("x" * 20) is None and keys.find(None) is None
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match=r"^absent: "):
         read_keys(Path("absent"))
 
 

@@ -18,9 +18,9 @@ def test_sizes(given: str, size: int) -> None:
 
 @pytest.mark.parametrize("given", ["", "x", "-1", "1X", "1e9", "1i", "10 000", "٣"])
 def test_what_is_no_size_or_age(given: str) -> None:
-    with pytest.raises(InputError, match="must be a size"):
+    with pytest.raises(InputError, match=r"^--max-size "):
         parse_size("--max-size", given)
-    with pytest.raises(InputError, match="must be an age"):
+    with pytest.raises(InputError, match=r"^--older-than "):
         parse_age("--older-than", given)
 
 

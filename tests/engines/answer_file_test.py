@@ -45,14 +45,14 @@ def test_answers_to_something_else_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     with AnswerFile(path, QUERIES) as answers:
         answers.append(QUERIES[0], {"answer": "a"})
-    with pytest.raises(InputError, match=r"answers\.jsonl:1: answers another query; name another file with -o"):
+    with pytest.raises(InputError, match=f"^{path}:1: "):
         AnswerFile(path, [BulkQuery(1, g("other"))])
     path.write_text("nonsense\n")
-    with pytest.raises(InputError, match=r"answers\.jsonl:1: is not an answer to a query; name another file with -o"):
+    with pytest.raises(InputError, match=f"^{path}:1: "):
         AnswerFile(path, QUERIES)
     os.mkfifo(tmp_path / "pipe")
     for name in ("/dev/zero", str(tmp_path / "pipe"), str(tmp_path)):
-        with pytest.raises(InputError, match="is not a regular file; name another with -o"):
+        with pytest.raises(InputError, match=f"^{name}: "):
             AnswerFile(Path(name), QUERIES)
 
 
@@ -95,7 +95,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     with (
         AnswerFile(path, QUERIES),
-        pytest.raises(InputError, match=r"answers\.jsonl: another process is writing it; wait for it, or name another"),
+        pytest.raises(InputError, match=f"^{path}: "),
     ):
         AnswerFile(path, QUERIES)
     with AnswerFile(path, QUERIES):

@@ -75,25 +75,25 @@ class Lesser(TorchEngine):
 
 
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("spec", "option"),
     [
-        (Spec("why?", CHUNKS, make_policy("naive"), codec="int8"), "--codec int8: Lesser compiles without one"),
-        (Spec("why?", CHUNKS, make_policy("prefix")), "--algo prefix: Lesser has a prefix cache of its own"),
+        (Spec("why?", CHUNKS, make_policy("naive"), codec="int8"), "--codec int8"),
+        (Spec("why?", CHUNKS, make_policy("prefix")), "--algo prefix"),
     ],
 )
 def test_what_an_engine_does_not_support_is_refused_before_anything_runs(
-    model: Model, store: Store, spec: Spec, says: str
+    model: Model, store: Store, spec: Spec, option: str
 ) -> None:
-    with Lesser(model, store) as engine, pytest.raises(InputError, match=says):
+    with Lesser(model, store) as engine, pytest.raises(InputError, match=f"^{option}: Lesser "):
         engine.answer(spec)
     assert store.keys() == []
 
 
 def test_features_are_named_in_refusals(model: Model, store: Store) -> None:
     engine: type[Engine] = Lesser
-    with pytest.raises(InputError, match="--probes 8: Lesser measures no tables"):
+    with pytest.raises(InputError, match=r"^--probes 8: Lesser "):
         engine(model, store).require_options(CompileOptions(probes=8))
-    with pytest.raises(InputError, match="--trace t: Lesser shows no trace"):
+    with pytest.raises(InputError, match=r"^--trace t: Lesser "):
         engine.require("trace", "--trace t")
 
 
@@ -101,5 +101,5 @@ def test_an_answer_without_a_link_to_show_has_no_trace(model: Model, store: Stor
     from dataclasses import replace
 
     answer = TorchEngine(model, store).answer(Spec("why?", CHUNKS, make_policy("naive"), max_new_tokens=2))
-    with pytest.raises(TraceError, match="shows no trace"):
+    with pytest.raises(TraceError, match="torch"):
         replace(answer, link=replace(answer.link, linked=None)).trace()

@@ -60,32 +60,32 @@ def test_ollama(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, manifest
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    "name",
     [
-        ("ollama:", "must be ollama:NAME"),
-        ("ollama:../../etc/passwd", "must be ollama:NAME"),
-        ("ollama:a/b/c/d", "must be ollama:NAME"),
-        ("ollama:a:../b", "must be ollama:NAME"),
-        ("ollama:nosuch", "no such model"),
-        ("lmstudio:", "name"),
-        ("lmstudio:nosuch", "no file matches"),
+        "ollama:",
+        "ollama:../../etc/passwd",
+        "ollama:a/b/c/d",
+        "ollama:a:../b",
+        "ollama:nosuch",
+        "lmstudio:",
+        "lmstudio:nosuch",
     ],
 )
-def test_names_that_nothing_has(name: str, message: str) -> None:
-    with pytest.raises(ModelError, match=message):
+def test_names_that_nothing_has(name: str) -> None:
+    with pytest.raises(ModelError, match=f"^{name}: "):
         find_files(name)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"layers": []}', '{"layers": [{"mediaType": 1}]}', "[" * 9999])
 def test_manifests_that_are_damaged(home: Path, content: str) -> None:
     put(home / ".ollama/models/manifests/registry.ollama.ai/library/x/latest", content)
-    with pytest.raises(ModelError, match="is not a manifest of one model"):
+    with pytest.raises(ModelError, match=str(home)):
         find_files("ollama:x")
 
 
 def test_a_blob_that_is_gone(home: Path) -> None:
     pull(home / ".ollama/models", "registry.ollama.ai/library/x/latest").unlink()
-    with pytest.raises(ModelError, match="no such GGUF file"):
+    with pytest.raises(ModelError, match=str(home / ".ollama" / "models" / "blobs")):
         find_files("ollama:x")
 
 
@@ -96,17 +96,17 @@ def test_lm_studio(home: Path, folder: str) -> None:
     split = [put(home / folder / f"org/Big-GGUF/big-0000{part}-of-00002.gguf", CONTENT) for part in (1, 2)]
     assert find_files("lmstudio:own-7b") == [first]
     assert find_files("lmstudio:big") == split
-    with pytest.raises(ModelError, match="2 files match"):
+    with pytest.raises(ModelError, match=r"^lmstudio:org: "):
         find_files("lmstudio:org")
 
 
 def test_parts_of_a_split_file(home: Path) -> None:
     first, second = (put(home / f"m-0000{part}-of-00002.gguf", CONTENT) for part in (1, 2))
     assert find_files(str(first)) == [first, second]
-    with pytest.raises(ModelError, match="name the first one"):
+    with pytest.raises(ModelError, match=f"^{second}: "):
         find_files(str(second))
     second.unlink()
-    with pytest.raises(ModelError, match="no such GGUF file"):
+    with pytest.raises(ModelError, match=f"^{second}: "):
         find_files(str(first))
 
 

@@ -40,14 +40,14 @@ def test_a_server_s_log_tells_what_its_requests_repeat(tmp_path: Path) -> None:
 
 def test_a_segment_of_no_known_kind_is_told_and_not_counted(tmp_path: Path) -> None:
     record = {"pic_request": 1, "segments": [["odd", False, [["ff", 4]]]]}
-    with pytest.raises(FormError, match="no known kind: 'odd'"):
+    with pytest.raises(FormError, match="'odd'"):
         Forms().prompts(record)
 
 
 @pytest.mark.filterwarnings("error")
 def test_tokens_that_no_prompt_has_are_an_error() -> None:
     record = {"pic_request": 1, "tokens": 1e30, "segments": [["document", False, [["ff", 4]]]]}
-    with pytest.raises(FormError, match="tokens"):
+    with pytest.raises(FormError, match=r"1e\+30"):
         Forms().prompts(record)
 
 

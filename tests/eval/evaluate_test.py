@@ -154,13 +154,13 @@ def test_cases_that_are_too_long_are_left_out(store: Store) -> None:
     dataset = CaseList((case("one"), case("long", ["harbour " * 600]), case("two")))
     done = run(store, ["naive"], dataset)
     assert done.skipped == ("long",) and done.groups == (("one",), ("two",))
-    with pytest.raises(InputError, match="given: none of the 1 cases fits"):
+    with pytest.raises(InputError, match=r"^given: .* 1 "):
         run(store, ["naive"], CaseList((case("long", ["harbour " * 600]),)))
 
 
 @pytest.mark.parametrize(("option", "message"), [({"limit": 0}, "--limit 0")])
 def test_options_that_are_refused(store: Store, option: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=f"{message}: must be 1 or more"):
+    with pytest.raises(InputError, match=f"^{message}: "):
         run(store, ["naive"], **option)
 
 
@@ -172,7 +172,7 @@ def test_a_model_that_a_policy_names_is_part_of_its_rows(store: Store, tmp_path:
     assert len(run(store, specs, limit=1).results) == 2
     link.unlink()
     link.symlink_to(model_directory(8))
-    with pytest.raises(InputError, match="were made with another model at the same path"):
+    with pytest.raises(InputError, match=str(link)):
         run(store, specs, limit=1)
 
 

@@ -206,5 +206,5 @@ def test_a_second_process_is_refused(header: ResultsHeader, written: bytes) -> N
 
 
 def test_no_device_is_a_results_file(header: ResultsHeader) -> None:
-    with pytest.raises(InputError, match="/dev/null: is not a regular file"), open_results(Path("/dev/null"), header):
+    with pytest.raises(InputError, match=r"^/dev/null: "), open_results(Path("/dev/null"), header):
         pass

@@ -185,14 +185,14 @@ def test_errors_name_the_case_and_the_policy(opened: Model, store: Store, tmp_pa
     small = tiny.save_model(tmp_path, LlamaConfig(**{**tiny.SIZE, "max_position_embeddings": 60}))
     algorithms = parse_policies([f"speccache:spec_model={small}"])
     task = (groups_of(opened, CASES[0])[0], {"one": ("full", algorithms[1].label)})
-    with pytest.raises(PicError, match=r"^case one, speccache-15:\S+: the prompt has \d+ tokens for the speculative"):
+    with pytest.raises(PicError, match=rf"^case one, speccache-15:\S+: .* \d+ .*{small}"):
         Runner(opened, store, algorithms).run(*task)
 
 
 def test_a_policy_that_does_not_suit_the_model_is_refused_before_any_case(opened: Model, store: Store) -> None:
     algorithms = parse_policies(["cacheblend:layers=9"])
     task = (groups_of(opened, CASES[0])[0], {"one": (algorithms[1].label,)})
-    with pytest.raises(PicError, match=r"^cacheblend: layers=9, but the model has the layers 0 to 2"):
+    with pytest.raises(PicError, match=r"^cacheblend: layers=9,"):
         Runner(opened, store, algorithms).run(*task)
 
 
@@ -203,5 +203,5 @@ def test_numbers_that_are_none_are_refused(store: Store, tmp_path: Path) -> None
     tiny.tokenizer().save_pretrained(tmp_path / "broken")
     broken = load_model(str(tmp_path / "broken"), "cpu", "float32")
     task = (groups_of(broken, CASES[0])[0], {"one": ("full",)})
-    with pytest.raises(ModelError, match="computes numbers that are not finite in float32; use another --dtype"):
+    with pytest.raises(ModelError, match=f"^{tmp_path / 'broken'}: .* float32"):
         Runner(broken, store, ALGORITHMS).run(*task)

@@ -121,14 +121,14 @@ def test_nothing_is_compiled_from_coded_kv(world: rig.World, secret: str, monkey
 def test_a_cache_of_fp8_is_refused_by_an_older_version(world: rig.World, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(world, kv_cache_dtype="fp8")
     monkeypatch.setattr("vllm.__version__", "0.31.0")
-    with pytest.raises(InputError, match="PicConnector: kv_cache_dtype fp8 is not supported") as error:
+    with pytest.raises(InputError, match="PicConnector: kv_cache_dtype fp8 ") as error:
         make_setup(config, _Caches(full_attention()))  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
 
 
 def test_drafts_of_a_model_are_refused(world: rig.World) -> None:
     drafts = {"method": "draft_model", "model": str(world.directory), "num_speculative_tokens": 2}
-    with pytest.raises(InputError, match="speculative decoding other than by n-grams is not supported") as error:
+    with pytest.raises(InputError, match="n-grams") as error:
         make_setup(config_of(world, speculative_config=drafts), _Caches(full_attention()))  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
 
@@ -152,7 +152,7 @@ def test_quantized_weights_are_refused(method: str, tmp_path: Path) -> None:
     path.write_text(json.dumps({
         **json.loads(path.read_text()), "quantization_config": {"quant_method": method, **QUANTIZED[method]}
     }))  # fmt: skip
-    with pytest.raises(InputError, match="quantized weights is not supported") as error:
+    with pytest.raises(InputError, match="quantized weights") as error:
         make_setup(config_of(quantized, dtype="bfloat16"), _Caches(full_attention()))  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
 
@@ -171,7 +171,7 @@ def test_connectors_beside_it_are_refused(world: rig.World, beside: str) -> None
     both = [own, other] if beside != "PicConnector" else [own, own]
     config = config_of(world, {"kv_connector": "MultiConnector", "kv_connector_module_path": None,
                                "kv_connector_extra_config": {"connectors": both}})  # fmt: skip
-    with pytest.raises(InputError, match=r"MultiConnector .* is not supported") as error:
+    with pytest.raises(InputError, match="MultiConnector ") as error:
         KVConnectorFactory.create_connector(config, KVConnectorRole.SCHEDULER, _Caches(full_attention()))  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
 
@@ -180,7 +180,7 @@ def test_families_that_are_not_tested_are_refused(world: rig.World, tmp_path: Pa
     """Among them those that vLLM runs by the code of transformers, which has no rotary embedding in its layers."""
     config = tiny.CONFIGS["olmo2"]()
     other = tiny.save_model(tmp_path / "olmo2", config)
-    with pytest.raises(PicError, match="architecture 'olmo2' is not supported inside vLLM") as error:
+    with pytest.raises(PicError, match=r"'olmo2' .* vLLM") as error:
         make_setup(config_of(world, model=str(other)), _Caches(full_attention()))  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
 
@@ -264,7 +264,7 @@ def test_other_versions_are_refused(world: rig.World, version: str, monkeypatch:
 
 @pytest.mark.parametrize("backend", ["native", "lmcache"])
 def test_an_option_that_replaces_the_connector_is_refused(world: rig.World, backend: str) -> None:
-    with pytest.raises(InputError, match=r"--kv-offloading-size puts .*Connector in the place of PicConnector"):
+    with pytest.raises(InputError, match=r"--kv-offloading-size .*Connector .* PicConnector"):
         config_of(world, kv_offloading_size=1.0, kv_offloading_backend=backend)
 
 
@@ -299,7 +299,7 @@ def test_an_engine_does_not_start_with_them(tmp_path: Path) -> None:
 def test_latents_of_an_older_version_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(rig.make_world(tmp_path, "deepseek_v3"))
     monkeypatch.setattr("vllm.__version__", "0.31.0")
-    with pytest.raises(InputError, match=r"latents \(MLA\) are not supported in this version of vLLM") as error:
+    with pytest.raises(InputError, match=r"\(MLA\) .* vLLM") as error:
         make_setup(config, _Caches(full_attention()))  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
 

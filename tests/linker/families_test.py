@@ -233,10 +233,10 @@ def test_a_flip_at_a_tie_is_reported_and_its_rows_are_not_compared(
 
     linked = link()
     assert max_difference(linked, reference.full(theirs, sum(parts_of(linked), []))) > EXACT
-    with pytest.warns(UserWarning, match="experts flip at near ties, rows after them are not compared: .*gap="):
+    with pytest.warns(UserWarning, match="gap="):
         apart, flips = difference_but_at_ties(one, link, near=1e-4)
     assert apart <= EXACT and {flip.layer for flip in flips} == {layer}
-    with pytest.raises(AssertionError, match="choices differ at"):
+    with pytest.raises(AssertionError, match="Flip"):
         difference_but_at_ties(one, link, near=0.0)
 
 
@@ -250,28 +250,25 @@ def test_of_a_wrapper_the_language_model_is_loaded(tmp_path: Path, store: Store)
     linked = run(one, store, make_policy("full", {}), make_chunks(LENGTHS))
     assert max_difference(linked, reference.full(one.reference, sum(parts_of(linked), []))) <= EXACT
     place = model.tokenizer.decode([300])
-    with pytest.raises(ModelError, match="the place of an image; only text is supported"):
+    with pytest.raises(ModelError, match=f"^{directory}: .*{re.escape(place)}"):
         model.encode(f"What is in {place}?" if 300 in model.tokenizer.encode(f"What is in {place}?") else place)
 
 
 def test_a_wrapper_around_an_unsupported_language_model_is_refused(tmp_path: Path) -> None:
     config = AutoConfig.for_model("mistral3", text_config=AutoConfig.for_model("stablelm").to_dict())
-    with pytest.raises(ModelError, match="'stablelm' is not supported: its layers in transformers pass no"):
+    with pytest.raises(ModelError, match=r"^a model: .*'stablelm'"):
         require_supported(config, "a model")
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v4", "gemma3n", "gemma4", "never_heard_of"])
 def test_a_directory_is_refused_by_its_type_before_anything_else_is_read(kind: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": "wrong"}))
-    why = f": {REFUSED[kind]}" if kind in REFUSED else ""
-    with pytest.raises(
-        ModelError, match=re.escape(f"architecture '{kind}' is not supported{why}; use a model of llama, ")
-    ):
+    with pytest.raises(ModelError, match=f"^{tmp_path}: .*'{kind}'.*{re.escape(REFUSED.get(kind, ''))}"):
         load_model(str(tmp_path))
 
 
 def test_what_vllm_is_not_tested_with_is_refused_by_name() -> None:
     for name in ("llama", "gemma3", "gpt_oss", "deepseek_v3"):
         require_in_vllm(tiny.CONFIGS[name](), "a model")
-    with pytest.raises(ModelError, match=r"'glm4_moe' is not supported inside vLLM .*use --engine torch"):
+    with pytest.raises(ModelError, match=r"^a model: .*'glm4_moe'.* vLLM .*--engine torch"):
         require_in_vllm(tiny.CONFIGS["glm4_moe"](), "a model")

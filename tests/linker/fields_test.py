@@ -70,5 +70,5 @@ def test_values_that_do_not(values: dict[str, Any], message: str) -> None:
 
 def test_no_fields() -> None:
     assert make(Nothing, "nothing", {}) == Nothing()
-    with pytest.raises(InputError, match="nothing has no field 'a'; it has no fields"):
+    with pytest.raises(InputError, match=r"^nothing .*'a'"):
         make(Nothing, "nothing", {"a": "1"})

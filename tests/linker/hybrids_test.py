@@ -47,6 +47,8 @@ from pictool.runtime.sensitivity import probes_of
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 
+pytestmark = pytest.mark.usefixtures("few_probes")
+
 HYBRIDS = [name for name in tiny.HYBRIDS if not name.startswith("in ")]
 RECURRENT = [name for name in HYBRIDS if not name.startswith("lfm2")]
 EXACT = 1e-4
@@ -242,9 +244,6 @@ def test_every_state_matters(name: str, store: Store, monkeypatch: pytest.Monkey
 def test_states_of_the_first_layer_are_exact_after_the_cut(name: str, store: Store) -> None:
     """Its inputs depend on no context: with a cut of at least the convolution's columns the state is that of full."""
     one, chunks = subject(name), make_chunks(LENGTHS)
-    layer = next(iter(mixers_of(one.pristine)))
-    if layer:
-        pytest.skip("its first layer is attention")
     full = run(one, store, make_policy("full", {}), chunks)
     linked = run(one, store, make_policy("legolink", {"k": 3}), chunks)
     states = [image.states.before(0, image.layout.num_tokens) for image in (full.image, linked.image) if image.states]
@@ -451,7 +450,7 @@ def test_states_are_kept_beside_any_codec_and_a_damaged_one_is_refused(
     whole[at + 5] ^= 16
     damaged = tmp_path / "damaged.kvo"
     damaged.write_bytes(whole)
-    with pytest.raises(ObjectError, match=r"damaged\.kvo: state 1 does not match its checksum"):
+    with pytest.raises(ObjectError, match=f"^{damaged}: state 1 "):
         run(one, store, policy, [damaged])
 
 
@@ -690,7 +689,7 @@ def test_the_best_runs_are_those_of_all_choices(runs: int) -> None:
 
 @pytest.mark.parametrize("policy", ["cacheblend", "legolink-0", "speccache"])
 def test_policies_that_need_more_than_a_cut_are_refused_by_name(policy: str, store: Store) -> None:
-    with pytest.raises(InputError, match=f"^{policy}: bamba is a hybrid.*use full, naive, legolink, fixup or prefix"):
+    with pytest.raises(InputError, match=f"^{policy}: bamba .* fixup"):
         run(subject("bamba"), store, make_policy(policy, {}), make_chunks((17,)))
 
 
@@ -698,21 +697,21 @@ def test_what_reads_attention_of_every_layer_is_refused_and_nothing_is_in_a_pool
     from pictool.runtime.activations import hidden_norms, image_of_tokens
 
     model = subject("falcon_h1").model
-    with pytest.raises(InputError, match="a hybrid's chunks are compiled without sinks"):
+    with pytest.raises(InputError, match="sinks"):
         compile_chunks(model, store, make_chunks((17,)), CompileOptions(sinks=2))
     tokens = torch.arange(3, 9).numpy()
-    with pytest.raises(ModelError, match=r"falcon_h1 is a hybrid"):
+    with pytest.raises(ModelError, match="falcon_h1"):
         hidden_norms(model, tokens)
-    with pytest.raises(ModelError, match=r"attention, .*falcon_h1 is a hybrid"):
+    with pytest.raises(ModelError, match=r"attention, .*falcon_h1"):
         image_of_tokens(model, tokens.tolist()).append(5, lambda scores: None)
-    with pytest.raises(ModelError, match="a pool: falcon_h1 is a hybrid"):
+    with pytest.raises(ModelError, match="pool: falcon_h1"):
         ResidentObjects(model, 1 << 24)
 
 
 def test_a_time_step_limit_that_steps_of_one_token_ignore_is_refused() -> None:
     config = tiny.CONFIGS["bamba"]()
     config.time_step_limit = (0.1, 0.6)
-    with pytest.raises(ModelError, match=r"a time_step_limit of \(0.1, 0.6\) is not supported"):
+    with pytest.raises(ModelError, match=r"time_step_limit .*\(0.1, 0.6\)"):
         wrap_model(tiny.random_module(config), tiny.tokenizer(), "limited")
 
 

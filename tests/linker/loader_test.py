@@ -149,7 +149,7 @@ def test_damage_in_a_later_layer_ends_the_link_and_closes_all(store: Store) -> N
     at = len(whole) * 9 // 10  # in the last layer
     done[2].path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(ObjectError, match="layer 2 does not match its checksum"):
+    with pytest.raises(ObjectError, match=f"^{done[2].path}: layer 2 "):
         run(one, store, make_policy("naive", {}), [entry.path for entry in done])
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("pic-loader")]
@@ -217,5 +217,5 @@ def test_an_object_that_is_evicted_before_it_is_opened_is_compiled_again(
     assert float((linked.image.logits - wanted.image.logits).abs().max()) <= 1e-5  # type: ignore[operator]
     evicted.clear()
     monkeypatch.setattr(Store, "peek", lambda self, key: peek(self, "0" * 64))
-    with pytest.raises(StoreError, match="evicted before they can be linked; allow the store more"):
+    with pytest.raises(StoreError, match=str(store.root)):
         run(one, store, make_policy("naive", {}), chunks)

@@ -99,13 +99,13 @@ def test_objects_of_others_are_refused(model: Model, store: Store) -> None:
     assert other.stack is model.stack and model.salt == ""
     with pytest.raises(ForeignObjectError, match="salt"):
         linked(other, store, plan)
-    with pytest.raises(StoreError, match="no such object"):
+    with pytest.raises(StoreError, match="f" * 12):
         linked(model, store, make_plan(naive, tokens, [Match("f" * 64, len(HEAD), ids(A))]))
-    with pytest.raises(ForeignObjectError, match="not those of the prompt"):
+    with pytest.raises(ForeignObjectError, match=f"^object {key[:12]}: "):
         linked(model, store, make_plan(naive, ids(HEAD, B, TAIL), [Match(key, len(HEAD), ids(B))]))
     with pytest.raises(InputError, match="positions"):
         linked(model, store, plan_without_objects(naive, ids(*[A] * 30)))
-    with pytest.raises(InputError, match="no tokens"):
+    with pytest.raises(InputError, match="tokens"):
         plan_without_objects(naive, ids(()))
 
 

@@ -163,9 +163,9 @@ def test_another_salt_never_hits_chunks(llama: Subject, store: Store) -> None:
     assert key == mine.model.key(chunks[0].tokens, 0, "none") != llama.model.key(chunks[0].tokens, 0, "none")
     for one in (llama, salted(llama, "other")):
         assert not store.has(one.model.key(chunks[0].tokens, 0, "none"))
-        with pytest.raises(StoreError, match="no object with this key and salt"):
+        with pytest.raises(StoreError, match=key[:12]):
             run(one, store, make_policy("naive", {}), [key])
-        with pytest.raises(ForeignObjectError, match="link with the salt"):
+        with pytest.raises(ForeignObjectError, match=f"^{store.path(key)}: .*salt"):
             run(one, store, make_policy("naive", {}), [str(store.path(key))])
     assert run(mine, store, make_policy("naive", {}), [key]).bytes_read
     assert all(b"mine" not in path.read_bytes() for path in store.root.rglob("*.kvo"))
@@ -260,9 +260,9 @@ def test_a_damaged_block_of_a_store_that_cannot_be_changed(
 def test_a_block_is_no_document(llama: Subject, store: Store) -> None:
     run(llama, store, BY_FOUR, make_chunks((29,)))
     key = store.keys()[0]
-    with pytest.raises(InputError, match="block of a prefix chain"):
+    with pytest.raises(InputError, match=f"^{store.path(key)}: "):
         run(llama, store, make_policy("naive", {}), [str(store.path(key))])
-    with pytest.raises(StoreError, match="no object with this key"):
+    with pytest.raises(StoreError, match=key[:12]):
         run(llama, store, make_policy("naive", {}), [key])
 
 

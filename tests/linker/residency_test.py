@@ -309,9 +309,9 @@ def test_an_engine_with_a_pool_answers_and_reports(store: Store, tmp_path: Path)
 def test_bad_pools_are_refused(store: Store) -> None:
     model = subject("llama").model
     least = (GROWTH + 1) * slot_bytes(model)
-    with pytest.raises(InputError, match=f"^a pool of 100 bytes holds no prompt of llama; give it {least} or more$"):
+    with pytest.raises(InputError, match=f" 100 .* llama.* {least} "):
         TorchEngine(model, store, 100)
-    with pytest.raises(ModelError, match=r"^phi3-long: its RoPE depends on the prompt's length"):
+    with pytest.raises(ModelError, match=r"^phi3-long: "):
         TorchEngine(subject("phi3-long").model, store, 1 << 22)
 
 

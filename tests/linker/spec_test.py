@@ -59,17 +59,17 @@ def test_a_message_and_a_query_ask_alike(chat: Model) -> None:
 
 
 def test_chats_that_cannot_be_asked(chat: Model, plain: Model) -> None:
-    with pytest.raises(InputError, match="none of a user"):
+    with pytest.raises(InputError, match="user"):
         Spec(messages=CHAT[1:2]).frame(chat)
-    with pytest.raises(InputError, match="none of a user"):
+    with pytest.raises(InputError, match="user"):
         Spec(messages=(Message("user", " "),)).frame(chat)
-    with pytest.raises(InputError, match="no chat template"):
+    with pytest.raises(InputError, match=f"^{plain.name}: "):
         Spec(messages=CHAT).frame(plain)
-    with pytest.raises(InputError, match="must contain"):
+    with pytest.raises(InputError, match="'no place'"):
         Spec(messages=CHAT, query_template="no place").frame(chat)
     tokenizer = copy.deepcopy(chat.tokenizer)
     tokenizer.chat_template = "{{ messages[0].content }}"  # type: ignore[attr-defined]
-    with pytest.raises(ModelError, match="cannot be split"):
+    with pytest.raises(ModelError, match=r"^first: "):
         Spec(messages=CHAT).frame(wrap_model(chat.module, tokenizer, "first"))
 
 
@@ -107,7 +107,7 @@ def test_a_policy_is_named_in_python_as_on_the_command_line() -> None:
     assert Spec(policy="legolink-16").policy == pictool.make_policy("legolink-16") == legolink  # type: ignore[arg-type]
     assert pictool.make_policy("legolink-16", {"k": 3}) == pictool.make_policy("legolink", {"k": 3})
     for unknown in ("lego", "lego-3", "lego:k=3"):
-        with pytest.raises(InputError, match="must be one of"):
+        with pytest.raises(InputError, match=f"'{unknown}'"):
             pictool.make_policy(unknown)
 
 

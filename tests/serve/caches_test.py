@@ -322,7 +322,7 @@ def test_a_server_with_damaged_leases_does_not_start(tmp_path: Path, content: by
         (store.root / "store.sqlite3").mkdir()
     else:
         (store.root / "store.sqlite3").write_bytes(content)
-    with pytest.raises(StoreError, match=r"store\.sqlite3: cannot be used"), serving(tiny_model(), store):
+    with pytest.raises(StoreError, match=r"store\.sqlite3: "), serving(tiny_model(), store):
         pass
 
 

@@ -341,7 +341,7 @@ def test_what_is_refused_says_why(
         said = response.json()
         assert response.status_code == 400 and said["type"] == "error", said
         assert said["error"]["type"] == "invalid_request_error" and word in said["error"]["message"]
-    with pytest.raises(anthropic.NotFoundError, match="not served"):
+    with pytest.raises(anthropic.NotFoundError, match="'x'"):
         client.messages.create(**ASK | {"model": "x"})  # type: ignore[call-overload]
 
 

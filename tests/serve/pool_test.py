@@ -89,5 +89,5 @@ def test_a_pool_that_is_too_small_for_a_prompt_answers_beside_it(model: Model, t
     with serving(model, Store(tmp_path / "store"), settings=small) as live:
         assert ask(live, [0, 1], "Why?")["pic"]["linked_tokens"] > 0
         assert counts(live)["resident_bytes"] == 0 < counts(live)["loaded_bytes"]
-    with pytest.raises(InputError, match=r"^a pool of 9 bytes holds no prompt of tiny; give it \d+ or more$"):
+    with pytest.raises(InputError, match=r" 9 .* tiny.* \d+ "):
         TorchBackend(model, Store(tmp_path / "store"), replace(PLAIN, pool_bytes=9))

@@ -214,7 +214,7 @@ def test_the_accept_set_is_that_of_the_table(case: Case, model: Model) -> None:
 
 @pytest.mark.parametrize("schema", [schema for schema, _ in REFUSED], ids=json.dumps)
 def test_a_schema_that_is_not_followed_whole_is_refused(schema: Schema) -> None:
-    with pytest.raises(InputError, match="is not followed"):
+    with pytest.raises(InputError, match="schema"):
         require_schema(json.dumps(schema))
 
 
@@ -259,14 +259,14 @@ LINKS: list[Callable[[Schema], Schema]] = [
 def test_a_chain_of_references_is_followed_up_to_a_bound(link: Callable[[Schema], Schema]) -> None:
     require_schema(json.dumps(chain(link, 100)))
     for size in (MAX_DEPTH + 1, 3000):
-        with pytest.raises(InputError, match=r"\$ref.* at most"):
+        with pytest.raises(InputError, match=r"\$ref.* 256 "):
             require_schema(json.dumps(chain(link, size)))
 
 
 def test_a_chain_that_the_bounds_do_not_see_ends_only_the_process_that_tries_it() -> None:
     """References by an `$id` are llguidance's to resolve."""
     defs = {f"a{i}": {"type": "array", "items": {"$ref": f"http://x/y#/$defs/a{i + 1}"}} for i in range(3000)}
-    with pytest.raises(InputError, match="not followed"):
+    with pytest.raises(InputError, match="schema"):
         require_schema(json.dumps({"$id": "http://x/y", "$ref": "#/$defs/a0", "$defs": defs | {"a3000": {}}}))
     require_schema(json.dumps({"type": "array"}))
 

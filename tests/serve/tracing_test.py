@@ -153,7 +153,7 @@ def test_they_can_be_turned_off_and_need_the_extra(monkeypatch: pytest.MonkeyPat
     for name in ("opentelemetry.instrumentation.asgi", "opentelemetry.exporter.otlp.proto.http.trace_exporter"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, name, None)
-            with pytest.raises(InputError, match=r"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set.*pictool\[otel\]"):
+            with pytest.raises(InputError, match=r"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT .*pictool\[otel\]"):
                 make_provider()
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     assert make_provider() is None

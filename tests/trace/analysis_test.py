@@ -25,5 +25,5 @@ def test_only_what_is_requested_is_computed(store: Store) -> None:
 
 def test_a_trace_that_the_model_does_not_repeat_shows_nothing(store: Store) -> None:
     trace = trace_of_link(store, "naive")
-    with pytest.raises(TraceError, match="cannot be repeated"):
+    with pytest.raises(TraceError):
         analyse_trace(subject("llama").model, store, replace(trace, logits=-trace.logits), "t")

@@ -72,7 +72,7 @@ def test_one_layer_is_that_layer_of_all(store: Store) -> None:
     assert single.layers == (1,) and np.array_equal(single.scores[0], every.scores[1])
     assert np.array_equal(single.share(1, 2), every.share(1, 2))
     for wrong in ({"layer": 0}, {"head": 4}, {"head": -1}):
-        with pytest.raises(InputError, match=r"(the map has the layers 1|the model has the heads 0 to 3)$"):
+        with pytest.raises(InputError, match=r"(layers 1|heads 0 .*3)$"):
             single.share(**wrong)
 
 
@@ -81,10 +81,10 @@ def test_layers_that_are_not_and_maps_that_are_too_large_are_refused(
 ) -> None:
     image = run(subject("llama"), store, make_policy("naive", {}), make_chunks(LENGTHS)).image
     none = DecodedTokens(np.zeros((1, 3), dtype=np.float32), ())
-    with pytest.raises(InputError, match="layer 3: the model has the layers 0 to 2"):
+    with pytest.raises(InputError, match=r"^layer 3: .* 0 .* 2"):
         attention_map(image, none, 3)
     monkeypatch.setattr("pictool.trace.attention.MAX_BYTES", 4 * 4 * 4 * image.num_tokens)
-    with pytest.raises(InputError, match="choose one layer with --layer"):
+    with pytest.raises(InputError, match="--layer"):
         attention_map(image, none)
 
 

@@ -117,12 +117,12 @@ def test_the_cosine_distance_of_vectors_made_by_hand() -> None:
 @pytest.mark.parametrize("measure", [kv_deviation, attention_deviation])
 def test_images_of_different_prompts_or_models_are_refused(measure: Any, store: Store) -> None:
     linked, other = linked_by("llama", store, "naive").image, linked_by("llama", store, "full", " who?").image
-    with pytest.raises(InputError, match=r"different prompts \(\d+ and \d+ tokens\)"):
+    with pytest.raises(InputError, match=r"\(\d+ .* \d+ "):
         measure(linked, other)
     small = tiny.CONFIGS["llama"]()
     small.num_hidden_layers = 2
     model = wrap_model(tiny.random_module(small), tiny.tokenizer(), "small")
-    with pytest.raises(InputError, match=r"different models.*layers=3.*layers=2"):
+    with pytest.raises(InputError, match=r"layers=3.*layers=2"):
         measure(linked, Image(model.stack, linked.layout))
 
 
@@ -166,7 +166,7 @@ def test_recomputing_everything_leaves_no_deviation(architecture: str, store: St
 def test_one_decoded_token_more_or_less_is_another_prompt(store: Store) -> None:
     linked = linked_by("llama", store, "full").image
     longer = Layout(np.append(linked.layout.tokens, 7).astype(np.int32), linked.layout.starts)
-    with pytest.raises(InputError, match="different prompts"):
+    with pytest.raises(InputError, match="prompts"):
         kv_deviation(linked, Image(linked.stack, longer))
 
 

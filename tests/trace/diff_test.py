@@ -73,9 +73,9 @@ def test_other_prompts_and_models_are_refused() -> None:
     trace = make_trace()
     layout = Layout.of([0], [[1, 2, 4], [4, 5, 6, 1]], [2, 3])
     for other in (make_trace(layout=layout), make_trace(layout=Layout(trace.layout.tokens, (0, 1, 5, 8)))):
-        with pytest.raises(TraceError, match=r"^A and B: links of different prompts"):
+        with pytest.raises(TraceError, match=r"^A and B: .*prompts"):
             diff_traces(trace, other)
     changes: dict[str, Any] = {"model": "c" * 64, "dtype": "float16"}
     for field, value in changes.items():
-        with pytest.raises(TraceError, match=r"^x and y: links of different models"):
+        with pytest.raises(TraceError, match=r"^x.* y: .*models"):
             diff_traces(trace, make_trace(target=replace(trace.target, **{field: value})), ("x", "y"))

@@ -74,7 +74,7 @@ def test_no_flipped_bit_is_believed() -> None:
 def test_a_truncated_trace_is_refused(keep: float) -> None:
     write_trace(PATH, make_trace())
     PATH.write_bytes(PATH.read_bytes()[: int(keep * PATH.stat().st_size)])
-    with pytest.raises(TraceError, match=r"^link\.trace: not a trace, or a truncated one"):
+    with pytest.raises(TraceError, match=r"^link\.trace: "):
         read_trace(PATH)
 
 
@@ -141,7 +141,7 @@ def test_another_model_is_refused_by_name() -> None:
     trace.require(trace.target, "t")
     changes: dict[str, Any] = {"model": "c" * 64, "dtype": "bfloat16", "tokenizer": "d" * 64}
     for field, other in changes.items():
-        with pytest.raises(TraceError, match=rf"^t: traced with {field} .* this model has {field} {other[:9]}.* -m"):
+        with pytest.raises(TraceError, match=f"^t: .* {field} .* {field} {other[:9]}.* -m"):
             trace.require(replace(trace.target, **{field: other}), "t")
 
 

@@ -137,7 +137,7 @@ def test_codecs_of_different_chunks_and_one_that_is_unknown(store: Store, docume
     assert [chunk.codec for chunk in objects_of(mixed)] == ["int8", "none"]
     assert np.array_equal(replay(model, store, mixed, "t").rows, mixed.rows)
     other = replace(mixed, chunks=(replace(mixed.chunks[0], codec="int1"), *mixed.chunks[1:]))
-    with pytest.raises(TraceError, match=r"t: .* the codec int1, which this pic does not have"):
+    with pytest.raises(TraceError, match=r"t: .* int1"):
         replay(model, store, other, "t")
 
 
@@ -173,7 +173,7 @@ def test_another_model_is_refused(store: Store, documents: list[str]) -> None:
     trace = linked(subject("llama").model, store, documents, "naive").trace()
     other = wrap_model(tiny.random_module(tiny.CONFIGS["llama"](), seed=1), tiny.tokenizer())
     for again in (replay, replay_in_full):
-        with pytest.raises(TraceError, match=r"t: traced with model [0-9a-f]+, but this model has"):
+        with pytest.raises(TraceError, match=r"t: .* model [0-9a-f]+, "):
             again(other, store, trace, "t")
 
 
@@ -181,14 +181,14 @@ def test_a_link_that_was_not_so_is_refused(store: Store, documents: list[str]) -
     """Other rows, other logits, other keys, other texts than those of the link."""
     model = subject("llama").model
     trace, naive = (linked(model, store, documents, policy).trace() for policy in ("legolink", "naive"))
-    with pytest.raises(TraceError, match=r"its logits are .* apart from those of the trace"):
+    with pytest.raises(TraceError, match="logits"):
         replay(model, store, replace(trace, rows=naive.rows), "t")
-    with pytest.raises(TraceError, match="its logits are"):
+    with pytest.raises(TraceError, match="logits"):
         replay(model, store, replace(trace, logits=trace.logits + 0.1), "t")
-    with pytest.raises(TraceError, match=r"a\.txt was linked from the object 0000"):
+    with pytest.raises(TraceError, match=r"a\.txt .* 0000"):
         chunks = (replace(trace.chunks[0], key="0" * 64), *trace.chunks[1:])
         replay(model, store, replace(trace, chunks=chunks), "t")
-    with pytest.raises(TraceError, match="its texts are not those of its tokens"):
+    with pytest.raises(TraceError, match="texts"):
         replay(model, store, replace(trace, texts=(*trace.texts[:-1], "no?")), "t")
 
 

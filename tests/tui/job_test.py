@@ -82,7 +82,7 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
         assert np.allclose(sinks.share_by_offset, expected_sinks.share_by_offset, atol=1e-5)
         pieces = job.pieces(trace.chunks[0].key, heard)
         assert "".join(pieces) == Path("a.txt").read_text() and len(pieces) == trace.layout.starts[2] - 1
-        with pytest.raises(PicError, match="has no field 'x'"):
+        with pytest.raises(PicError, match="'x'"):
             job.link(form(algo="legolink:x=1"), heard)
         with pytest.raises(PicError, match=r"out\.trace"):
             job.link(form(documents=("out.trace",)), heard)
@@ -93,7 +93,7 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
         job.analyse(trace, "out.trace", heard)
     with (
         WorkerJob(Settings().override(store="st", model=str(other), device="cpu", dtype="float32")) as job,
-        pytest.raises(ForeignObjectError, match="made for model"),
+        pytest.raises(ForeignObjectError, match="model"),
     ):
         job.attention_sinks(trace.chunks[0].key, heard)
 
@@ -118,7 +118,7 @@ def test_questions_without_a_trace_share_an_engine_and_a_trace_is_of_a_fresh_lin
 
 def test_an_object_of_another_tokenizer_is_not_cut_into_its_tokens() -> None:
     key = put_object(Store("st"), "text", 3)
-    with pytest.raises(ForeignObjectError, match="another tokenizer's"):
+    with pytest.raises(ForeignObjectError, match="tokenizer"):
         TuiWorker(lambda *_: None, Settings().override(store="st", device="cpu")).pieces(key)
 
 
@@ -142,7 +142,7 @@ def test_a_run_is_cancelled_or_dies_and_the_next_one_works() -> None:
 
         with pytest.raises(Cancelled):
             job.link(form(), Ends(by_user=True))
-        with pytest.raises(PicError, match="process ended"):
+        with pytest.raises(PicError, match="process"):
             job.link(form(), Ends(by_user=False))
         assert not Path("out.trace").exists()
         assert job.link(form(), Heard()) == Path("out.trace")

@@ -64,18 +64,18 @@ def test_the_head_may_be_empty_or_an_object() -> None:
 
 
 @pytest.mark.parametrize(
-    ("objects", "message"),
+    ("objects", "named"),
     [
-        ([], "no object"),
-        ([rig.match("a", 5, 5)], "no object"),
-        ([rig.match("a", 1, 2, 3)], "not those"),
-        ([rig.match("a", 4, 4, 5, 6)], "not those"),
-        ([rig.match("a", 0, 0, 1, 2), rig.match("b", 2, 2, 3)], "inside"),
-        ([rig.match("a", 3, 3), rig.match("b", 1, 1)], "inside"),
+        ([], "object"),
+        ([rig.match("a", 5, 5)], "object"),
+        ([rig.match("a", 1, 2, 3)], "^object a: .* 1$"),
+        ([rig.match("a", 4, 4, 5, 6)], "^object a: .* 4$"),
+        ([rig.match("a", 0, 0, 1, 2), rig.match("b", 2, 2, 3)], "object b"),
+        ([rig.match("a", 3, 3), rig.match("b", 1, 1)], "object b"),
     ],
 )
-def test_what_does_not_fit_is_refused(objects: list[Match], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_what_does_not_fit_is_refused(objects: list[Match], named: str) -> None:
+    with pytest.raises(InputError, match=named):
         make_plan(NAIVE, rig.ids(*range(6)), objects)
 
 
@@ -133,7 +133,7 @@ def test_an_object_without_a_table_is_named_by_its_position(model: Model, store:
     tokens = rig.ids(*HEAD, *FIRST.tokens, *SECOND.tokens, *TAIL)
     plan = planner.plan(request_of(FIXUP, (first.key, 3), (second.key, 23)), tokens)
     assert plan is not None
-    with pytest.raises(InputError, match="object at token 23 has no table"):
+    with pytest.raises(InputError, match=r"^fixup: .* 23 .*--probes 8"):
         planner.select(plan)
     fallback = make_policy("fixup", {"ratio": 0, "fallback": "legolink"})
     plan = planner.plan(request_of(fallback, (first.key, 3), (second.key, 23)), tokens)
@@ -199,12 +199,12 @@ def test_objects_of_the_base_model_are_absent_under_an_adapter(
             under.plan(request, tokens)
         targets.append(under.target)
     assert targets[0] == targets[1] != targets[2] and model.target not in targets
-    with pytest.raises(InputError, match="none cannot be read"):
+    with pytest.raises(InputError, match=f"{tmp_path / 'none'} "):
         planner.under(str(tmp_path / "none"))
     with closing(planner.under(str(tmp_path / "first"))) as under:
         under.require_unchanged()
         (tmp_path / "first" / "adapter_model.safetensors").write_bytes(b"c")
-        with pytest.raises(InputError, match="has changed since it was first used; load it from a new directory"):
+        with pytest.raises(InputError, match=f"{tmp_path / 'first'} "):
             under.require_unchanged()
 
 
@@ -339,7 +339,7 @@ def test_each_directory_is_listed_once_for_all_abbreviated_keys(
 
     monkeypatch.setattr(store_module, "keys_of", list_keys)
     named = [(key[:digits], None) for digits in (12, 20, 30) for key in keys]
-    with pytest.raises(RequestError, match="not in the prompt"):
+    with pytest.raises(RequestError, match=r"^object [0-9a-f]{12}: .* 3 "):
         planner.plan(request_of(NAIVE, *named), rig.ids(*range(5, 90)))
     assert sorted(listed) == sorted({key[:2] for key in keys})
 
@@ -355,7 +355,7 @@ def test_objects_of_more_tokens_than_the_prompt_are_refused_before_they_are_all_
         return Store.peek(store, key)
 
     monkeypatch.setattr(store, "peek", peek)
-    with pytest.raises(RequestError, match=r"more tokens than the prompt \(4\)"):
+    with pytest.raises(RequestError, match=r"\(4\)"):
         planner.plan(request_of(NAIVE, *((key, None) for key in keys)), rig.ids(5, 7, 5, 8))
     assert len(opened) == 5
 
@@ -363,18 +363,18 @@ def test_objects_of_more_tokens_than_the_prompt_are_refused_before_they_are_all_
 def test_a_deadline_ends_the_planning(model: Model, store: Store, planner: Planner, pasted: Pasted) -> None:
     with closing(recognising(model, store)) as other:
         for request in (request_of(NAIVE, (pasted.key, 3)), LinkParams(NAIVE, None)):
-            with pytest.raises(RequestError, match="not planned within 5 s"):
+            with pytest.raises(RequestError, match='"plan_s"'):
                 other.plan(request, pasted.prompt(HEAD, TAIL), "", PlanningDeadline(5, time.monotonic() - 1))
 
 
 def test_a_text_without_tokens_is_not_compiled(planner: Planner) -> None:
-    with pytest.raises(RequestError, match="there is nothing to compile"):
+    with pytest.raises(RequestError, match=r"^compile: "):
         planner.require_compilable([5], CompileParams(NAIVE, "", 0))
 
 
 def test_a_text_that_its_tokens_cannot_be_is_not_encoded(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Model, "encode", lambda *_: pytest.fail("it was encoded"))
-    with pytest.raises(RequestError, match="so long a text"):
+    with pytest.raises(RequestError, match=r"^compile: .* 3 "):
         planner.require_compilable([5, 6, 7], CompileParams(NAIVE, "x" * 10_000, 0))
 
 

@@ -47,9 +47,9 @@ def test_the_codec_of_what_is_recognised() -> None:
         assert isinstance(parsed, LinkParams) and parsed.codec == codec
     wrongs: tuple[Any, ...] = ("nosuch", 3, [])
     for wrong in wrongs:
-        with pytest.raises(RequestError, match="must be one of float8_e4m3, float8_e4m3_head, fp8, int4"):
+        with pytest.raises(RequestError, match=r"^codec "):
             parse_request({"pic": {"recognise": True, "codec": wrong}}, NAIVE, True)
-    with pytest.raises(RequestError, match="keys say which objects"):
+    with pytest.raises(RequestError, match=r"^kv_transfer_params: codec .*keys"):
         parse_request({"pic": {"keys": ["ab"], "codec": "int8"}}, NAIVE, True)
 
 
@@ -62,7 +62,7 @@ def test_what_a_policy_may_be() -> None:
 
 @pytest.mark.parametrize("params", ["", "pic", 0, 3.5, [], [{"pic": {}}], True])
 def test_parameters_of_another_type_are_refused(params: object) -> None:
-    with pytest.raises(RequestError, match="must be an object"):
+    with pytest.raises(RequestError, match=r"^kv_transfer_params: "):
         parse_request(params, NAIVE, False)
 
 
@@ -85,7 +85,7 @@ def test_what_a_request_may_not_say() -> None:
 def test_the_objects_that_a_request_names_are_bounded() -> None:
     for way, entry in (("keys", "ab"), ("chunks", {"key": "ab", "start": 0})):
         parse_request({"pic": {way: [entry] * MAX_OBJECTS}}, NAIVE, False)
-        with pytest.raises(InputError, match=f"{way} must be a list of .* at most {MAX_OBJECTS}$"):
+        with pytest.raises(InputError, match=f"^kv_transfer_params: {way} .* {MAX_OBJECTS}$"):
             parse_request({"pic": {way: [entry] * (MAX_OBJECTS + 1)}}, NAIVE, False)
 
 

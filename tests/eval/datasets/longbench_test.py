@@ -96,9 +96,9 @@ def test_the_task_is_the_fields_or_the_records_or_the_files(tmp_path: Path) -> N
     assert head("musique.jsonl", unnamed, task="samsum") == TASKS["samsum"].head
     assert head("musique.jsonl", record("samsum")) == TASKS["samsum"].head
     assert head("x.jsonl", record("samsum") | {"dataset": "hotpotqa_e"}) == TASKS["hotpotqa"].head
-    with pytest.raises(InputError, match=r"x\.jsonl: line 1: the file's name says task 'x'"):
+    with pytest.raises(InputError, match=r"x\.jsonl: line 1: .*'x'"):
         head("x.jsonl", unnamed)
-    with pytest.raises(InputError, match="longbench: task=qasper must be one of 2wikimqa, hotpotqa, musique"):
+    with pytest.raises(InputError, match=r"^longbench: task=qasper "):
         head("x.jsonl", unnamed, task="qasper")
 
 

@@ -58,9 +58,9 @@ def test_bad_files(name: str, content: bytes, message: str, tmp_path: Path) -> N
 
 
 def test_missing_files(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"gone: cannot be read \(No such file or directory\)"):
+    with pytest.raises(InputError, match=r"^gone: .*No such file"):
         list(open_dataset("plain", {"path": "gone"}).cases())
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match=r"^a\x00b: "):
         list(open_dataset("plain", {"path": "a\0b"}).cases())
 
 

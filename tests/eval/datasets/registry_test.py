@@ -178,7 +178,7 @@ def test_a_dataset_of_another_package_is_found(install: Callable[[str], None]) -
 @pytest.mark.parametrize("target", ["some_letters:Nothing", "no_module:Letters", "some_letters:Case"])
 def test_an_entry_point_that_is_no_dataset_is_refused(install: Callable[[str], None], target: str) -> None:
     install(target)
-    with pytest.raises(PicError, match=r"entry point letters of pictool\.datasets: "):
+    with pytest.raises(PicError, match=r" letters of pictool\.datasets: "):
         open_dataset("letters", {})
 
 
