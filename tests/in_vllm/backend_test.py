@@ -29,6 +29,7 @@ from vllm_server import environment, wait_until_ready
 
 from pictool.api import answer, compile
 from pictool.compiler.chunking import make_chunk
+from pictool.compiler.compile import object_key
 from pictool.linker.grid import parse_policy
 from pictool.linker.spec import Spec
 from pictool.runtime.model import load_model
@@ -479,6 +480,22 @@ def test_what_pic_link_sends_is_answered_as_by_the_torch_backend(
         for name, value in ours.items():
             assert value == theirs[name], name
     assert (len(said[0]["compiled"]) >= len(TEXTS) or policy["algo"] == "full") and not said[1]["compiled"]
+
+
+def test_a_damaged_object_that_is_named_is_an_error(served: Served) -> None:
+    """A chat is answered exactly; who names the object has the error, and no answer."""
+    model = served.world.model.with_salt(SALTS["alice"])
+    chunk = make_chunk(model, f"{TEXTS[0]} It is damaged.", "")
+    with served.client() as client:
+        client.post("/v1/caches", json={"model": NAME, "text": chunk.text})
+        path = served.world.store.path(object_key(model, chunk))
+        data = bytearray(path.read_bytes())
+        data[-200] ^= 1
+        path.write_bytes(data)
+        body = {"query": "Really?", "documents": [{"key": path.stem}], "policy": {"algo": "naive"}}
+        said = client.post("/v1/link", json=body).text
+        assert "error" in said and "report" not in said
+        path.unlink()
 
 
 def test_what_vllm_cannot_link_for_is_refused_by_name(served: Served) -> None:

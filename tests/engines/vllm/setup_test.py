@@ -13,6 +13,7 @@ def test_what_settings_may_be() -> None:
     settings = parse_settings({"store": "x"})
     assert (settings.recognise, settings.compile, settings.policy) == (False, False, make_policy("legolink", {}))
     assert parse_settings({"store": "x", "codec": "int8"}).codec == "int8"
+    assert parse_settings({"store": "x", "decline": True, "show_problems": True}) == settings  # of earlier versions
     values: tuple[tuple[str, object], ...] = (("codec", "nosuch"), ("start_s", 0), ("plan_s", 1e400))
     for field, value in values:
         with pytest.raises(InputError, match=field):
