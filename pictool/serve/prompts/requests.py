@@ -188,6 +188,18 @@ def _forced_call(body: ChatRequest) -> Mapping[str, Any] | None:
     return {"anyOf": calls, "$defs": defs}
 
 
+def function_tool(named: Mapping[str, Any]) -> dict[str, Any]:
+    """A function as a tool of a chat: its name, description, parameters and strict, as far as it has them."""
+    return {"type": "function", "function": {name: value for name, value in named.items() if value is not None}}
+
+
+def forced_function(name: object, tools: Iterable[Mapping[str, Any]], kind: str) -> dict[str, Any]:
+    """The choice of one of these tools of a chat. Raises ApiError: there is none of that name."""
+    if name not in [tool["function"]["name"] for tool in tools]:
+        raise ApiError(400, f"tool_choice: there is no {kind} {str(name)[:80]!r} here", param="tool_choice")
+    return {"type": "function", "function": {"name": name}}
+
+
 def turns_of(
     messages: Sequence[ChatMessage], find_cache: FindCache, find_file: FindFile, cache_ids: Iterable[str] = ()
 ) -> tuple[Turn, ...]:
