@@ -57,7 +57,6 @@ _QUESTION = "Really?"
 _NOBODY = Tenant("default")
 
 
-@dataclass
 async def collect(events: AsyncIterator[Event]) -> AnswerCollector:
     """All events of a request."""
     collected = AnswerCollector()
@@ -66,6 +65,7 @@ async def collect(events: AsyncIterator[Event]) -> AnswerCollector:
     return collected
 
 
+@dataclass
 class Fleet:
     """Replicas, and the remote with the objects of some documents."""
 
