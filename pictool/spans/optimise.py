@@ -121,8 +121,8 @@ def label(query: Query) -> str:
         for name, value in stated.items()
         if name not in _UNLABELLED and not isinstance(value, Query) and (name, value) != ("model", DEFAULT_MODEL)
     ]
-    given = [str(getattr(query, name)) for name in ("source", "text") if getattr(query, name, None) is not None]
-    texts = [" ".join(text.split()) for text in given]
+    given = (getattr(query, name, None) for name in ("source", "text"))
+    texts = [" ".join(str(text).split()) for text in given if text is not None]
     shown = [f'"{text}"' if len(text) <= _SHOWN else f'"{text[:_SHOWN]}…"' for text in texts]
     return " ".join([query.symbol, *values, *shown])
 

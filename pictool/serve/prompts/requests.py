@@ -125,8 +125,13 @@ def format_of(body: ChatRequest, backend: Backend) -> tuple[AnswerFormat, list[t
     Raises:
         ApiError: see `_answer_format`.
     """
-    strict = [schema for tool in body.tools or () if (schema := _strict_schema(tool)) is not None]
-    schemas, answer_format = [("tools", json.dumps(schema)) for schema in strict], _answer_format(body, backend)
+    functions = [tool.get("function") for tool in body.tools or ()]
+    schemas = [
+        ("tools", json.dumps(function.get("parameters") or {"type": "object"}))
+        for function in functions
+        if isinstance(function, dict) and function.get("strict") is True
+    ]
+    answer_format = _answer_format(body, backend)
     if answer_format.schema is not None:
         schemas.append(("tool_choice" if answer_format.is_call else "response_format", answer_format.schema))
     return answer_format, schemas
@@ -151,15 +156,6 @@ def _answer_format(body: ChatRequest, backend: Backend) -> AnswerFormat:
     if body.tools and body.tool_choice != "none":
         raise ApiError(400, "response_format: has no place for calls; send no tools", param="response_format")
     return AnswerFormat(schema=json.dumps(schema))
-
-
-def _strict_schema(tool: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The schema that the arguments of a tool's calls must be of; None: they need not."""
-    function = tool.get("function")
-    if not isinstance(function, dict) or function.get("strict") is not True:
-        return None
-    schema: dict[str, Any] = function.get("parameters") or {"type": "object"}
-    return schema
 
 
 def _forced_call(body: ChatRequest) -> Mapping[str, Any] | None:

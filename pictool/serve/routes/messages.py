@@ -277,7 +277,8 @@ class MessageForm(AnswerForm):
         if self._opened is not type(event) or isinstance(event, CallEvent):
             yield from self._close()
             self._opened, self._index = type(event), self._index + 1
-            yield {"type": "content_block_start", "index": self._index, "content_block": _block(_emptied(event))}
+            empty = replace(event, arguments="{}") if isinstance(event, CallEvent) else replace(event, text="")
+            yield {"type": "content_block_start", "index": self._index, "content_block": _block(empty)}
         yield {"type": "content_block_delta", "index": self._index, "delta": _delta(event)}
 
     def end(self) -> Iterator[dict[str, Any]]:
@@ -337,11 +338,6 @@ def _block(part: AnswerPart) -> dict[str, Any]:
     if isinstance(part, ReasoningEvent):
         return {"type": "thinking", "thinking": part.text, "signature": ""}
     return {"type": "text", "text": part.text}
-
-
-def _emptied(part: AnswerPart) -> AnswerPart:
-    """A part as it begins."""
-    return replace(part, arguments="{}") if isinstance(part, CallEvent) else replace(part, text="")
 
 
 def _delta(part: AnswerPart) -> dict[str, Any]:
