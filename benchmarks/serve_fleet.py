@@ -18,7 +18,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +38,12 @@ from pictool.core import Chunk, Sampling
 from pictool.linker.grid import parse_policy
 from pictool.routing import Residency, Routing
 from pictool.runtime.model import Model, load_model
-from pictool.serve.answers import AnswerCollector, collect
+from pictool.serve.answers import AnswerCollector
 from pictool.serve.backends.base import BackendSettings
 from pictool.serve.backends.torch.backend import TorchBackend
 from pictool.serve.errors import ApiError
 from pictool.serve.tenants import Tenant
-from pictool.serve.work import AnswerRequest, ObjectReference, PlainText, RawPrompt
+from pictool.serve.work import AnswerRequest, Event, ObjectReference, PlainText, RawPrompt
 from pictool.store.remote.remote import Remote
 from pictool.store.store import Store
 from pictool.store.usage import read_counts
@@ -55,6 +55,14 @@ _FORGOTTEN_S = SENT_S + 1  # until replicas have reported, and what was sent to 
 _COUNTING = "benchmarks.fleet.router.CountingRouter"
 _QUESTION = "Really?"
 _NOBODY = Tenant("default")
+
+
+async def collect(events: AsyncIterator[Event]) -> AnswerCollector:
+    """All events of a request."""
+    collected = AnswerCollector()
+    async for event in events:
+        collected.add(event)
+    return collected
 
 
 @dataclass

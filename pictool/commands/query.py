@@ -315,20 +315,12 @@ def explain_report(optimised: OptimisedQuery) -> dict[str, Any]:
 
 
 def count_tokens(executor: Executor, query: Query) -> int:
-    """Tokens of the texts that calls read, without outputs; equal texts once. Raises InputError: no such file."""
-    from pictool.compiler.chunking import read_text
+    """Tokens of the texts that calls read, without outputs; equal texts once. Raises QueryError: no such file."""
     from pictool.spans.bulk import items_of
-    from pictool.spans.operators.retrieve import Fragment
-    from pictool.spans.query import DEFAULT_MODEL, nodes, path_text
+    from pictool.spans.query import DEFAULT_MODEL
 
-    base, model = executor.options.base, executor.engine_of(DEFAULT_MODEL).model
-    for path, node in nodes(query):
-        if isinstance(node, Fragment) and node.text is None:
-            try:
-                read_text(base / node.source)
-            except InputError as error:
-                raise InputError(f"{path_text(path if node.origin is None else node.origin)}: {error}") from error
-    return sum(items_of(query, base, lambda text: len(model.encode(text))).values())
+    model = executor.engine_of(DEFAULT_MODEL).model
+    return sum(items_of(query, executor.options.base, lambda text: len(model.encode(text))).values())
 
 
 class TraceWriter:
@@ -444,7 +436,7 @@ def run_bulk(
 def plan_bulk(executor: Executor, queries: Sequence[BulkQuery], memory: int) -> Schedule:
     """The order of a bulk for a cache of `memory` bytes of KV (`memory` of pic.yaml); without one, of one query's.
 
-    A query that cannot be optimised reads nothing here; it fails when it runs.
+    A query that cannot be optimised, or reads a file that is not there, reads nothing here; it fails when it runs.
     """
     from pictool.spans.bulk import items_of, schedule
     from pictool.spans.query import DEFAULT_MODEL

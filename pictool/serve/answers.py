@@ -100,14 +100,6 @@ class AnswerCollector:
         return self.reuse.report() | verified
 
 
-async def collect(events: AsyncIterator[Event]) -> AnswerCollector:
-    """All events of a request."""
-    collected = AnswerCollector()
-    async for event in events:
-        collected.add(event)
-    return collected
-
-
 def usage_of(collected: Sequence[AnswerCollector]) -> dict[str, Any]:
     """The usage of a response that is made of these requests, as OpenAI's chats have it."""
     prompt = sum(request.reuse.num_tokens for request in collected)
@@ -150,6 +142,11 @@ class AnswerForm(ABC):
     @abstractmethod
     def chunks(self, event: Event) -> Iterable[dict[str, Any]]:
         """What an event, which is collected already, adds to the stream."""
+
+    def add(self, event: Event) -> Iterable[dict[str, Any]]:
+        """Collect an event; what it adds to the stream, all of which has to be read."""
+        self.latest.add(event)
+        return self.chunks(event)
 
     def end(self) -> Iterable[dict[str, Any]]:
         """What is added after the last event of a request."""
@@ -194,58 +191,45 @@ async def respond(
     """The whole response, or its stream. Errors up to the first event are the response's status."""
     if not streams:
         for work in works:
-            await call.unless_gone(_discard(_chunks(form, [call.service.events(work, call.started)])))
+            await call.unless_gone(_read(form, call.service.events(work, call.started)))
         return form.whole()
     begun = []
     for work in works:
         events = call.service.events(work, call.started)
-        begun.append(_StartedEvents(await call.unless_gone(anext(events)), events))
+        begun.append((await call.unless_gone(anext(events)), events))
     return EventStream(_stream(form, begun), form.media_type)
 
 
-async def _discard(chunks: AsyncIterator[dict[str, Any]]) -> None:
-    async for _ in chunks:
-        pass
+async def _read(form: AnswerForm, events: AsyncIterator[Event]) -> None:
+    """Collect all events of a request. What a form makes of them on the way is not sent."""
+    form.collected.append(AnswerCollector())
+    async for event in events:
+        list(form.add(event))
+    list(form.end())
 
 
-async def _chunks(form: AnswerForm, works: Iterable[AsyncIterator[Event]]) -> AsyncGenerator[dict[str, Any], None]:
-    for events in works:
-        form.collected.append(AnswerCollector())
-        async for event in events:
-            form.latest.add(event)
-            for chunk in form.chunks(event):
-                yield chunk
-        for chunk in form.end():
-            yield chunk
+async def _stream(
+    form: AnswerForm, works: Sequence[tuple[Event, AsyncGenerator[Event, None]]]
+) -> AsyncGenerator[bytes, None]:
+    """The chunks of requests, one after another. An error ends the stream with one.
 
-
-async def _stream(form: AnswerForm, works: Sequence[_StartedEvents]) -> AsyncGenerator[bytes, None]:
-    """The chunks of requests, one after another. An error ends the stream with one."""
+    Args:
+        works: of each request its first event, so that a bad one is refused before its stream begins, and the others.
+    """
     try:
-        async for chunk in _chunks(form, works):
-            yield form.encode(chunk)
+        for first, events in works:
+            form.collected.append(AnswerCollector())
+            for chunk in form.add(first):
+                yield form.encode(chunk)
+            async for event in events:
+                for chunk in form.add(event):
+                    yield form.encode(chunk)
+            for chunk in form.end():
+                yield form.encode(chunk)
         if form.done:
             yield form.done
     except Exception as error:
         yield form.failed(ApiError.of(error))
     finally:
-        for events in works:
+        for _, events in works:
             await events.aclose()
-
-
-class _StartedEvents:
-    """Events of which the first has arrived, so that a bad request is refused before its stream begins."""
-
-    def __init__(self, first: Event, events: AsyncGenerator[Event, None]) -> None:
-        self._first: Event | None = first
-        self._events = events
-
-    def __aiter__(self) -> _StartedEvents:
-        return self
-
-    async def __anext__(self) -> Event:
-        first, self._first = self._first, None
-        return first if first is not None else await anext(self._events)
-
-    async def aclose(self) -> None:
-        await self._events.aclose()

@@ -57,15 +57,11 @@ def make_app(service: Service, version: str) -> FastAPI:
     if service.tracer_provider is not None:
         trace_requests(app, service.tracer_provider)
     for kind in (ApiError, PicError, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, _handle)
+        app.add_exception_handler(kind, refuse)
     return app
 
 
-async def _handle(request: Request, error: Exception) -> JSONResponse:
-    return refuse(request, error)
-
-
-def refuse(request: Request, error: Exception) -> JSONResponse:
+async def refuse(request: Request, error: Exception) -> JSONResponse:
     """The response to a request that an exception ended, in the form of the API that was called."""
     api_error = _api_error(request, error)
     if api_error.status >= 500:
@@ -115,7 +111,8 @@ class Gate:
         except Exception as error:
             if passage.is_begun:
                 raise
-            await refuse(Request(scope), error)(scope, receive, passage.send)  # type: ignore[arg-type]
+            response = await refuse(Request(scope), error)
+            await response(scope, receive, passage.send)  # type: ignore[arg-type]
 
     def _check(self, scope: Message) -> None:
         """Refuse a request by its head. Raises ApiError."""

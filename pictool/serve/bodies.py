@@ -86,7 +86,11 @@ class BodyRoute(APIRoute):
 
         async def handle_bounded(request: Request) -> Response:
             if kind is not None:
-                request = _ReadRequest(request.scope, request.receive, await _read_as(request, kind))
+                if not _is_json(request.headers.get("content-type", "")):
+                    raise ApiError(415, "Content-Type: must be application/json", param="Content-Type")
+                data = await _read(request)
+                value = await _apart(data, lambda: validated(kind, parse(data)))
+                request = _ReadRequest(request.scope, request.receive, value)
             try:
                 return await handle(request)
             except HTTPException as error:
@@ -103,13 +107,6 @@ class _ReadRequest(Request):
     def __init__(self, scope: Any, receive: Any, value: object) -> None:
         super().__init__(scope, receive)
         self._body, self._json = b"is read", value
-
-
-async def _read_as(request: Request, kind: TypeAdapter[T]) -> T:
-    if not _is_json(request.headers.get("content-type", "")):
-        raise ApiError(415, "Content-Type: must be application/json", param="Content-Type")
-    data = await _read(request)
-    return await _apart(data, lambda: validated(kind, parse(data)))
 
 
 async def _read(request: Request) -> bytes:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pictool.serve.prompts.explained import summary
-from pictool.serve.work import AnswerRequest, ChatPrompt, DeltaEvent, Event, FinishEvent, Reuse, StartEvent
+from pictool.serve.work import AnswerRequest, ChatPrompt, DeltaEvent, Event, FinishEvent, StartEvent
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -39,7 +39,10 @@ class RequestRecord:
             self._metrics.count_prompt(event.reuse)
             _log.info("pic: a request of %s: %s", self._tenant, summary(event.reuse.parts))
             if self._span is not None:
-                _note_reuse(self._span, event.reuse)
+                self._span.set_attribute("gen_ai.usage.input_tokens", event.reuse.num_tokens)
+                for name in ("policy", "chunks", "exact", "linked", "recomputed", "cached"):
+                    self._span.set_attribute(f"pic.{name}", getattr(event.reuse, name))
+                self._span.add_event("linked")
         elif isinstance(event, DeltaEvent) and not self._has_text:
             self._has_text = True
             self._metrics.ttft.observe(time.perf_counter() - self._started)
@@ -70,11 +73,3 @@ def _started_span(provider: TracerProvider, model: str, work: AnswerRequest) -> 
     attributes: dict[str, Any] = {"gen_ai.operation.name": operation, "gen_ai.request.model": model}
     attributes |= {f"gen_ai.request.{name}": value for name, value in options.items() if value is not None}
     return provider.get_tracer("pictool").start_span(f"{operation} {model}", attributes=attributes)
-
-
-def _note_reuse(span: Span, reuse: Reuse) -> None:
-    span.set_attribute("gen_ai.usage.input_tokens", reuse.num_tokens)
-    span.set_attribute("pic.policy", reuse.policy)
-    for name in ("chunks", "exact", "linked", "recomputed", "cached"):
-        span.set_attribute(f"pic.{name}", getattr(reuse, name))
-    span.add_event("linked")

@@ -9,7 +9,6 @@ import hashlib
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +21,7 @@ from pictool.spans.operators.calls import ModelCall
 from pictool.spans.operators.retrieve import Fragment, Retrieve, source_files
 from pictool.spans.query import DEFAULT_MODEL, Query, nodes, to_json
 from pictool.spans.reading import read_query
+from pictool.spans.running import failing, written
 
 if TYPE_CHECKING:
     from pictool.spans.execute import Executor
@@ -96,15 +96,18 @@ class AnswerDigests:
 
 
 def items_of(query: Query, base: Path, size: Callable[[str], int] = len) -> dict[Hashable, int]:
-    """The texts that a query's calls read, by their hashes, each with its size; less files that cannot be read.
+    """The texts that a query's calls read, by their hashes, each with its size.
 
     What an R finds is among them once the query is optimised; the text of an `augment` always.
+
+    Raises:
+        QueryError: a file that cannot be read.
     """
     texts: list[str] = []
-    for _, node in nodes(query):
+    for path, node in nodes(query):
         texts += node.texts
         if isinstance(node, Fragment) and node.text is None:
-            with suppress(InputError):  # the query says so when it runs
+            with failing(written(node, path)):
                 texts.append(read_text(base / node.source))
     return {hashlib.sha256(text.encode()).digest(): size(text) for text in texts}
 

@@ -25,8 +25,7 @@ from pictool.spans.operators.joins import needs_running
 from pictool.spans.operators.retrieve import Augment, Fragment, Retrieval, Retrieve
 from pictool.spans.optimise import OptimisedQuery, optimise
 from pictool.spans.prompt import make_prompt, seam_after
-from pictool.spans.query import DEFAULT_MODEL, Options, Query, text_of, with_origins
-from pictool.spans.query import Path as NodePath
+from pictool.spans.query import DEFAULT_MODEL, Options, Path, Query, text_of, with_origins
 from pictool.spans.running import (
     CallRecord,
     CallRequest,
@@ -201,7 +200,7 @@ def _record(request: CallRequest, answer: Answer | PicError, started: float) -> 
     return done
 
 
-def _tried(path: NodePath, act: Callable[[], _T]) -> _T | QueryError:
+def _tried(path: Path, act: Callable[[], _T]) -> _T | QueryError:
     """What a function returns, or why it failed."""
     try:
         with failing(path):

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pictool.core import Identity
 from pictool.engines.base import Answer, Engine, LinkResult
@@ -92,7 +91,13 @@ def keep_output(
         return None
     for token in own[image.num_tokens - start :]:
         image.append(token)
-    layers = [image.unrotated(layer, key, start, end) for layer, key in enumerate(_fresh_keys(image, len(own)))]
+    assert image.fresh_keys is not None
+    steps = image.fresh_keys[: image.stack.num_layers * len(own)]  # token by token, each through all layers
+    keys = [  # by layer the un-rotated keys of the output, [kv_heads, tokens, head_dim]
+        torch.cat([key[0] for key in steps[layer :: image.stack.num_layers]], dim=1)
+        for layer in range(image.stack.num_layers)
+    ]
+    layers = [image.unrotated(layer, key, start, end) for layer, key in enumerate(keys)]
     require_finite(f"an output of {model.name}", model.dtype, *(part for parts in layers for part in parts))
     pairs = [tuple(map(to_bytes, parts)) for parts in layers]
     ids = np.asarray(own, dtype=np.int32)
@@ -110,14 +115,6 @@ def keep_output(
 def _image(result: LinkResult) -> Image:
     assert result.linked is not None, "the engine shows no image"
     return result.linked.image
-
-
-def _fresh_keys(image: Image, count: int) -> list[Tensor]:
-    """By layer the un-rotated keys of the first `count` tokens after the prompt, [kv_heads, count, head_dim]."""
-    layers = image.stack.num_layers
-    assert image.fresh_keys is not None
-    steps = image.fresh_keys[: layers * count]  # token by token, each through all layers
-    return [torch.cat([key[0] for key in steps[layer::layers]], dim=1) for layer in range(layers)]
 
 
 def _parent(answer: Answer, codec: str) -> str:

@@ -121,13 +121,10 @@ def label(query: Query) -> str:
         for name, value in stated.items()
         if name not in _UNLABELLED and not isinstance(value, Query) and (name, value) != ("model", DEFAULT_MODEL)
     ]
-    texts = [str(getattr(query, name)) for name in ("source", "text") if getattr(query, name, None) is not None]
-    return " ".join([query.symbol, *values, *(_shortened(text) for text in texts)])
-
-
-def _shortened(text: str) -> str:
-    flat = " ".join(text.split())
-    return f'"{flat}"' if len(flat) <= _SHOWN else f'"{flat[:_SHOWN]}…"'
+    given = (getattr(query, name, None) for name in ("source", "text"))
+    texts = [" ".join(str(text).split()) for text in given if text is not None]
+    shown = [f'"{text}"' if len(text) <= _SHOWN else f'"{text[:_SHOWN]}…"' for text in texts]
+    return " ".join([query.symbol, *values, *shown])
 
 
 def _lines(query: Query, path: Path, has_outputs: bool, lead: str, rest: str) -> Iterator[TreeLine]:

@@ -183,8 +183,11 @@ def _render_chat(model: Model, spans: Sequence[MessageSpan]) -> tuple[PromptText
     """As `_render_plain`, of a model with one."""
     chat, count = _chat(model, spans)
     rendered = render_chat(model, chat)
-    if not count:
-        return _split_question(chat, rendered)
+    if not count:  # what comes before the last message is the head
+        head, found, tail = rendered.text.rpartition(chat[-1]["content"].strip())
+        if not (found and tail):
+            return PromptText(""), [], rendered
+        return rendered.cut(0, len(head)), [], rendered.cut(len(head))
     between: list[PromptText] = []
     at, text = 0, rendered.text
     for index in range(count):
@@ -196,17 +199,6 @@ def _render_chat(model: Model, spans: Sequence[MessageSpan]) -> tuple[PromptText
         between.append(rendered.cut(at, start))
         at = end + len(_CLOSE)
     return between[0], between[1:], rendered.cut(at)
-
-
-def _split_question(
-    chat: Sequence[dict[str, str]], rendered: PromptText
-) -> tuple[PromptText, list[PromptText], PromptText]:  # fmt: skip
-    """A chat without objects: what comes before its last message is the head."""
-    question = chat[-1]["content"].strip()
-    head, found, tail = rendered.text.rpartition(question)
-    if not (found and tail):
-        return PromptText(""), [], rendered
-    return rendered.cut(0, len(head)), [], rendered.cut(len(head))
 
 
 def _chat(model: Model, spans: Sequence[MessageSpan]) -> tuple[list[dict[str, str]], int]:

@@ -33,8 +33,10 @@ from pictool.spans.reader import QueryReader
 
 YAML_NODES = 5  # of a query's node: its mapping, its key, its value's own mapping and keys
 OPERATORS: tuple[Any, ...] = (*JOINS, Generate, Repeat, Map, Monad, Zip, Augment, Chat, Retrieve, Fragment, Ask, Print)
-_READERS: dict[str, Callable[..., Query]] = {role: partial(Message.read, role) for role in ROLES}
-_READERS |= {operator.kind: operator.read for operator in OPERATORS}
+_READERS: dict[str, Callable[..., Query]] = {
+    **{role: partial(Message.read, role) for role in ROLES},
+    **{operator.kind: operator.read for operator in OPERATORS},
+}
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{},]', re.DOTALL)
 
 

@@ -121,7 +121,8 @@ def read_run(path: Path) -> QueryRun:
     try:
         return _parse(path, data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path}: is no run of a query ({_problem(error)}); run pic query --trace again") from error
+        problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise InputError(f"{path}: is no run of a query ({problem}); run pic query --trace again") from error
 
 
 def _parse(path: Path, data: Any) -> QueryRun:
@@ -171,7 +172,3 @@ def _path(value: Any) -> NodePath:
     if not all(isinstance(step, int | str) for step in _list(value)):
         raise TypeError(f"{shown(value)} is no path")
     return tuple(value)
-
-
-def _problem(error: Exception) -> str:
-    return f"it has no {error}" if isinstance(error, KeyError) else str(error)

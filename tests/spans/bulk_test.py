@@ -18,7 +18,7 @@ from pictool.spans.operators import retrieve as retrieval
 from pictool.spans.operators.calls import Call, Map
 from pictool.spans.operators.retrieve import Augment
 from pictool.spans.query import to_json
-from pictool.spans.running import RunOptions
+from pictool.spans.running import QueryError, RunOptions
 
 
 def test_queries_that_share_fragments_become_neighbours() -> None:
@@ -72,8 +72,10 @@ def test_items_are_the_texts_that_are_read(tmp_path: Path, monkeypatch: pytest.M
     executed = Executor(lambda _: engine, RunOptions(base=tmp_path))
     monkeypatch.setattr(retrieval, "make_chunks", lambda model, text, source, size: [Chunk(text, (), source)])
     assert items_of(executed.optimise(found).after, tmp_path).keys() == items_of(
-        g(plus(file("a.txt"), file("none.txt")), fragment("1234567")), tmp_path
+        g(file("a.txt"), fragment("1234567")), tmp_path
     ).keys()  # fmt: skip
+    with pytest.raises(QueryError, match=r"^g\.input\.plus\[1\]: .*none\.txt"):
+        items_of(g(plus(file("a.txt"), file("none.txt"))), tmp_path)
 
 
 def test_a_file_of_queries() -> None:

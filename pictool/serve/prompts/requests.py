@@ -125,8 +125,13 @@ def format_of(body: ChatRequest, backend: Backend) -> tuple[AnswerFormat, list[t
     Raises:
         ApiError: see `_answer_format`.
     """
-    strict = [schema for tool in body.tools or () if (schema := _strict_schema(tool)) is not None]
-    schemas, answer_format = [("tools", json.dumps(schema)) for schema in strict], _answer_format(body, backend)
+    functions = [tool.get("function") for tool in body.tools or ()]
+    schemas = [
+        ("tools", json.dumps(function.get("parameters") or {"type": "object"}))
+        for function in functions
+        if isinstance(function, dict) and function.get("strict") is True
+    ]
+    answer_format = _answer_format(body, backend)
     if answer_format.schema is not None:
         schemas.append(("tool_choice" if answer_format.is_call else "response_format", answer_format.schema))
     return answer_format, schemas
@@ -153,15 +158,6 @@ def _answer_format(body: ChatRequest, backend: Backend) -> AnswerFormat:
     return AnswerFormat(schema=json.dumps(schema))
 
 
-def _strict_schema(tool: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The schema that the arguments of a tool's calls must be of; None: they need not."""
-    function = tool.get("function")
-    if not isinstance(function, dict) or function.get("strict") is not True:
-        return None
-    schema: dict[str, Any] = function.get("parameters") or {"type": "object"}
-    return schema
-
-
 def _forced_call(body: ChatRequest) -> Mapping[str, Any] | None:
     """The schema of a call that the answer must be; None: it need not."""
     choice, functions = body.tool_choice, [tool.get("function") for tool in body.tools or ()]
@@ -186,6 +182,18 @@ def _forced_call(body: ChatRequest) -> Mapping[str, Any] | None:
                     400, f"tool_choice: two tools have another $defs/{key[:80]}; force one", param="tool_choice"
                 )
     return {"anyOf": calls, "$defs": defs}
+
+
+def function_tool(named: Mapping[str, Any]) -> dict[str, Any]:
+    """A function as a tool of a chat: its name, description, parameters and strict, as far as it has them."""
+    return {"type": "function", "function": {name: value for name, value in named.items() if value is not None}}
+
+
+def forced_function(name: object, tools: Iterable[Mapping[str, Any]], kind: str) -> dict[str, Any]:
+    """The choice of one of these tools of a chat. Raises ApiError: there is none of that name."""
+    if name not in [tool["function"]["name"] for tool in tools]:
+        raise ApiError(400, f"tool_choice: there is no {kind} {str(name)[:80]!r} here", param="tool_choice")
+    return {"type": "function", "function": {"name": name}}
 
 
 def turns_of(

@@ -16,6 +16,7 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter
 from pictool.serve.answers import AnswerForm, AnswerPart, PartialAnswer, respond
 from pictool.serve.bodies import BodyRoute, validated
 from pictool.serve.errors import ApiError
+from pictool.serve.prompts.requests import forced_function, function_tool
 from pictool.serve.routes.openai import POLICY, chat_work, count_tokens
 from pictool.serve.schema import (
     MAX_PARTS,
@@ -237,7 +238,7 @@ def _tool(tool: ToolDefinition) -> dict[str, Any]:
     if not tool.name or tool.input_schema is None:
         raise ApiError(400, "tools: each needs a name and an input_schema", param="tools")
     named = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
-    return {"type": "function", "function": {name: value for name, value in named.items() if value is not None}}
+    return function_tool(named)
 
 
 def _choice(body: CountRequest, tools: list[dict[str, Any]]) -> str | dict[str, Any] | None:
@@ -246,9 +247,7 @@ def _choice(body: CountRequest, tools: list[dict[str, Any]]) -> str | dict[str, 
         return None if choice is None else choice.type
     if choice.type == "any":
         return "required"
-    if choice.name not in [tool["function"]["name"] for tool in tools]:
-        raise ApiError(400, f"tool_choice: there is no tool {str(choice.name)[:80]!r} here", param="tool_choice")
-    return {"type": "function", "function": {"name": choice.name}}
+    return forced_function(choice.name, tools, "tool")
 
 
 # From events to messages
@@ -278,7 +277,8 @@ class MessageForm(AnswerForm):
         if self._opened is not type(event) or isinstance(event, CallEvent):
             yield from self._close()
             self._opened, self._index = type(event), self._index + 1
-            yield {"type": "content_block_start", "index": self._index, "content_block": _block(_emptied(event))}
+            empty = replace(event, arguments="{}") if isinstance(event, CallEvent) else replace(event, text="")
+            yield {"type": "content_block_start", "index": self._index, "content_block": _block(empty)}
         yield {"type": "content_block_delta", "index": self._index, "delta": _delta(event)}
 
     def end(self) -> Iterator[dict[str, Any]]:
@@ -338,11 +338,6 @@ def _block(part: AnswerPart) -> dict[str, Any]:
     if isinstance(part, ReasoningEvent):
         return {"type": "thinking", "thinking": part.text, "signature": ""}
     return {"type": "text", "text": part.text}
-
-
-def _emptied(part: AnswerPart) -> AnswerPart:
-    """A part as it begins."""
-    return replace(part, arguments="{}") if isinstance(part, CallEvent) else replace(part, text="")
 
 
 def _delta(part: AnswerPart) -> dict[str, Any]:

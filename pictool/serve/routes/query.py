@@ -10,18 +10,17 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 
 from pictool.serve.answers import DONE, EventStream, sse
 from pictool.serve.bodies import read_text
 from pictool.serve.service import Call
 from pictool.spans.query import MAX_NODES
 
-_PIECE = 64  # choices that are written before other requests come in between
-
-
+_PIECE = 64  # events that are written before other requests come in between
+_JSON = "application/json"
 router = APIRouter(tags=["queries"])
-_BODY = {"content": {"text/plain": {"schema": {"type": "string"}}, "application/json": {"schema": {}}}}
+_BODY = {"content": {"text/plain": {"schema": {"type": "string"}}, _JSON: {"schema": {}}}}
 
 
 @router.post("/v1/query/execute", response_model=None, openapi_extra={"requestBody": _BODY})
@@ -34,17 +33,8 @@ async def execute(call: Call, stream: bool = False) -> Response:
     }  # fmt: skip
     if stream:
         return EventStream(_events(head, texts))
-    return StreamingResponse(_whole(head, texts), media_type="application/json")
-
-
-async def _whole(head: dict[str, Any], texts: Sequence[str]) -> AsyncGenerator[bytes, None]:
-    """The JSON of a response, in pieces."""
-    yield json.dumps(head)[:-1].encode() + b', "choices": ['
-    for start in range(0, len(texts), _PIECE):
-        choices = [_choice(index, text) for index, text in enumerate(texts[start : start + _PIECE], start)]
-        yield (b", " if start else b"") + json.dumps(choices)[1:-1].encode()
-        await asyncio.sleep(0)
-    yield b"]}"
+    choices = map(_choice, range(len(texts)), texts)
+    return Response(await asyncio.to_thread(lambda: json.dumps(head | {"choices": [*choices]})), media_type=_JSON)
 
 
 def _choice(index: int, text: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pictool.serve.answers import AnswerCollector, AnswerForm, respond, usage_of
 from pictool.serve.bodies import BodyRoute, validated
 from pictool.serve.errors import ApiError, not_found
 from pictool.serve.kept import KeptResponse
+from pictool.serve.prompts.requests import forced_function, function_tool
 from pictool.serve.routes.openai import POLICY, chat_work, count_tokens, page_after, token_report
 from pictool.serve.schema import (
     MAX_PARTS,
@@ -199,10 +200,10 @@ def _chat_of(call: ApiCall, body: PromptRequest, previous: KeptResponse | None) 
     messages = [ChatMessage(role="system", content=body.instructions)] if body.instructions else []
     before = [] if previous is None else [*map(InputItem.model_validate, previous.history)]
     messages += _messages([*before, *body.input])
-    functions = [tool for tool in body.tools or () if tool.get("type") == "function"]
+    tools = [_tool(tool) for tool in body.tools or () if tool.get("type") == "function"]
     chat: dict[str, Any] = {
-        "model": body.model, "messages": messages, "tools": list(map(_tool, functions)), "cache_ids": body.cache_ids,
-        "tool_choice": _choice(body.tool_choice, functions), "response_format": _format(body.text),
+        "model": body.model, "messages": messages, "tools": tools, "cache_ids": body.cache_ids,
+        "tool_choice": _choice(body.tool_choice, tools), "response_format": _format(body.text),
     }  # fmt: skip
     if isinstance(body, ResponsesRequest):
         has_logprobs = body.top_logprobs is not None or "message.output_text.logprobs" in (body.include or ())
@@ -273,22 +274,16 @@ def _part(part: InputPart) -> Any:
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    function = {
-        name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None
-    }
-    if not isinstance(function.get("name"), str):
+    if not isinstance(tool.get("name"), str):
         raise ApiError(400, "tools: a function needs its name", param="tools")
-    return {"type": "function", "function": function}
+    return function_tool({name: tool.get(name) for name in ("name", "description", "parameters", "strict")})
 
 
-def _choice(choice: str | dict[str, Any] | None, functions: Sequence[Mapping[str, Any]]) -> str | dict[str, Any] | None:
+def _choice(choice: str | dict[str, Any] | None, tools: Sequence[Mapping[str, Any]]) -> str | dict[str, Any] | None:
     if not isinstance(choice, dict):
         return choice
-    name = choice.get("name")
-    if choice.get("type") != "function" or name not in [tool.get("name") for tool in functions]:
-        named = name or choice.get("type")
-        raise ApiError(400, f"tool_choice: there is no function {str(named)[:80]!r} here", param="tool_choice")
-    return {"type": "function", "function": {"name": name}}
+    name, is_function = choice.get("name"), choice.get("type") == "function"
+    return forced_function(name or choice.get("type"), tools if name and is_function else (), "function")
 
 
 def _format(text: TextConfig | None) -> dict[str, Any] | None:
