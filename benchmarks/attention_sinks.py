@@ -66,8 +66,7 @@ def initial_share(attention: AttentionMap, first: int) -> NDArray[np.float32]:
     """What each row gives to the first tokens of all chunks, [layers, heads, rows]."""
     spans = list(pairwise(attention.starts))[1:]  # without the head
     initial = [column for start, end in spans for column in range(start, min(start + first, end))]
-    found: NDArray[np.float32] = attention.weights[..., initial].sum(-1)
-    return found
+    return np.asarray(attention.weights[..., initial].sum(-1))
 
 
 def uniform_share(attention: AttentionMap, first: int) -> NDArray[np.float64]:

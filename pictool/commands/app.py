@@ -33,7 +33,7 @@ COMMANDS = {
     "bench": "Measure speed, on models of any shape with random weights.",
     "sync": "Compile new and changed files of folders; remove the objects of deleted ones.",
     "serve": "Serve a model over HTTP: OpenAI's API with explicit caches.",
-    "mcp": "Let agents compile, search and ask folders of documents, by MCP over stdin and stdout.",
+    "mcp": "Let agents search and ask folders of documents, by MCP over stdin and stdout.",
     "tui": "Browse objects and traces on the terminal.",
     "config": "Show each setting and where it comes from.",
     "doctor": "Check that linking works on this machine, model and device.",

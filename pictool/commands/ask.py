@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Optional
 
 from pictool.commands.console.errors import UsageError
@@ -30,7 +28,6 @@ from pictool.errors import PicError
 from pictool.escapes import visible
 
 if TYPE_CHECKING:
-    from pictool.compiler.compile import Compiled
     from pictool.conversation import Conversation
 
 app = make_app()
@@ -84,26 +81,10 @@ def run_ask(
             converse(conversation)
 
 
-def ask(conversation: Conversation, question: str, as_json: bool = False, stop: Interrupt | None = None) -> None:
-    """Answer a question; print the answer as it comes, then its sources, or all of it as JSON.
-
-    Raises:
-        StoppedError: as `stop` has it.
-    """
-    stream = None if as_json else Stream()
-
-    def show(text: str) -> None:
-        if stop is not None:
-            stop.check()
-        if stream is not None:
-            stream(text)
-
-    def note_object(compiled: Compiled) -> None:
-        note_compiled(compiled)
-        if stop is not None:
-            stop.check()
-
-    reply = conversation.ask(require_text("the question", question), on_text=show, on_compile=note_object)
+def ask(conversation: Conversation, question: str, as_json: bool = False) -> None:
+    """Answer a question; print the answer as it comes, then its sources, or all of it as JSON."""
+    on_text = (lambda _: None) if as_json else Stream()
+    reply = conversation.ask(require_text("the question", question), on_text=on_text, on_compile=note_compiled)
     if as_json:
         print_json(reply.report())
     else:
@@ -113,19 +94,14 @@ def ask(conversation: Conversation, question: str, as_json: bool = False, stop: 
 
 
 def converse(conversation: Conversation) -> None:
-    """Answer the lines of stdin until it ends; also after one that cannot be answered and, on a terminal, Ctrl-C."""
+    """Answer the lines of stdin until it ends; also after one that cannot be answered."""
     is_terminal = sys.stdin.isatty()
     while (question := read_line(is_terminal)) is not None:
-        if not question.strip():
-            continue
-        try:
-            with Interrupt() if is_terminal else nullcontext() as stop:
-                ask(conversation, question, stop=stop)
-        except StoppedError:
-            print(flush=True)
-            note("stopped; Ctrl-D ends the conversation")
-        except PicError as error:
-            note(str(error))
+        if question.strip():
+            try:
+                ask(conversation, question)
+            except PicError as error:
+                note(str(error))
 
 
 def read_line(is_terminal: bool) -> str | None:
@@ -140,30 +116,3 @@ def read_line(is_terminal: bool) -> str | None:
         if not is_terminal:
             raise
         return ""
-
-
-class StoppedError(Exception):
-    """The user stopped an answer."""
-
-
-class Interrupt:
-    """Has the first Ctrl-C stop an answer at its next token or object, so that the engine stays whole; the second one
-    ends the command. A context manager.
-    """
-
-    def __enter__(self) -> Interrupt:
-        self._is_set, self._before = False, signal.signal(signal.SIGINT, self._set)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def check(self) -> None:
-        """Raise StoppedError if Ctrl-C was pressed."""
-        if self._is_set:
-            raise StoppedError
-
-    def _set(self, *_: object) -> None:
-        if self._is_set:
-            raise KeyboardInterrupt
-        self._is_set = True

@@ -89,7 +89,9 @@ def run_bench(options: BenchOptions, settings: Settings) -> None:
     with open_subject(options, settings) as subject:
         from pictool.bench.sync import bench_sync
 
-        with progress("linking", subject.num_links(options.repeats)) as step:
+        labels = {"full", *(labelled.label for labelled in subject.policies)}
+        num_links = (len(labels) + subject.model.is_of_transformers) * (options.repeats + 1)
+        with progress("linking", num_links) as step:
             result = bench_sync(subject.model, subject.policies, options.prompt, subject.directory, step)
         report = make_report(subject.model, options.prompt, result)
     if options.as_json:
@@ -105,11 +107,6 @@ class Subject:
     model: Model
     policies: list[LabelledPolicy]
     directory: Path
-
-    def num_links(self, repeats: int) -> int:
-        """How many links there will be: of the policies, of `full`, and of transformers where it runs this model."""
-        labels = {"full", *(labelled.label for labelled in self.policies)}
-        return (len(labels) + self.model.is_of_transformers) * (repeats + 1)
 
 
 @contextmanager
@@ -206,8 +203,8 @@ def _row(method: MethodResult) -> list[str]:
     ]  # fmt: skip
 
 
-def number(value: float | None, scale: float = 1.0, decimals: int = 1) -> str:
-    return "-" if value is None else f"{value * scale:,.{decimals}f}"
+def number(value: float | None, scale: float = 1.0) -> str:
+    return "-" if value is None else f"{value * scale:,.1f}"
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

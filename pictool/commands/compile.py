@@ -186,7 +186,6 @@ def compile_texts(
     by_text = [what.chunks(model, text, name) for name, text in texts]
     chunks = [chunk for of_text in by_text for chunk in of_text]
     warn_of_disk(model, store, chunks, what.options(model, settings.codec))
-    say_states(model, settings.codec)
     with progress("compiling", len(chunks)) as advance, engine_type(model, store) as running:
         compiled = running.compile(
             chunks, what.options(model, settings.codec, probes), force=what.force, probe_model=measurer,
@@ -206,22 +205,6 @@ def compile_texts(
             known[text] = [RecalledChunk(one.chunk.source.removeprefix(name), len(one.chunk), one.key) for one in done]
         remember(surroundings, known)
     return model, compiled
-
-
-def say_states(model: Model, codec: str) -> None:
-    """Say what the states of a hybrid's objects take."""
-    from pictool.compiler.forecast import tokens_bytes
-    from pictool.store.codecs import require_codec
-    from pictool.store.codecs.base import WIDTHS
-
-    if (states := model.geometry.states) is not None:
-        width = WIDTHS[require_codec(codec).state_dtype]
-        num_bytes = states.num_bytes(model.torch_dtype.itemsize, width)
-        token_bytes = tokens_bytes(model, 64, codec) / 64
-        note(
-            f"a hybrid: an object holds {num_bytes / 1e6:.3g} MB of states, as much as the KV of "
-            f"{num_bytes / token_bytes:,.0f} tokens; of shorter texts it is mostly these"
-        )
 
 
 def recalled_rows(

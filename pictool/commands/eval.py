@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pictool.eval.cases import SpecOptions
     from pictool.eval.datasets.base import Dataset
     from pictool.eval.statistics import Estimate
-    from pictool.eval.summary import Line, Summary
+    from pictool.eval.summary import Summary
     from pictool.runtime.model import Model
 
 NONE = "-"
@@ -173,18 +173,16 @@ def quality_table(summary: Summary) -> LabelledTable:
     columns = ["policy", summary.metric, "95 %", "diff", "95 %", "lost", "won", "KL", "all", "same"]
     table = LabelledTable(columns)
     for line in summary.lines:
-        is_full = line is summary.lines[0]
+        difference = f"{line.difference.mean:+.3f}"
+        against = [difference, interval(line.difference, "{:+.2f}"), percent(line.lost), percent(line.won)]
+        if line is summary.lines[0]:
+            against = [NONE] * 4
         table.add_row(
             line.label, f"{line.score.mean:.3f}", interval(line.score, "{:.2f}"),
-            *([NONE] * 4 if is_full else _against_full(line)),
+            *against,
             *(NONE if kl is None else number(kl.mean) for kl in (line.kl, line.answer_kl)), percent(line.same_answer),
         )  # fmt: skip
     return table
-
-
-def _against_full(line: Line) -> list[str]:
-    difference = f"{line.difference.mean:+.3f}"
-    return [difference, interval(line.difference, "{:+.2f}"), percent(line.lost), percent(line.won)]
 
 
 def cost_table(summary: Summary) -> LabelledTable:

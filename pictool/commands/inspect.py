@@ -51,25 +51,19 @@ def run_inspect(
       pic inspect link.trace --attention --against full
       pic inspect legolink.trace cacheblend.trace --diff
     """
+    from pictool.commands.traces.diff_form import show_diff
     from pictool.commands.traces.run_form import inspect_run
     from pictool.tui.services import is_run_path
 
     with nullcontext() if options.as_json else paged():
         if options.diff:
-            diff_files(names, options)
+            if len(names) != 2 or options != InspectOptions(diff=True, as_json=options.as_json):
+                raise UsageError("--diff: compares two traces; name both, and leave the other options out")
+            show_diff((names[0], names[1]), options.as_json)
         elif any(is_run_path(Path(name)) for name in names):
             inspect_run(names, options)
         else:
             inspect_files(names, options, settings)
-
-
-def diff_files(names: Sequence[str], options: InspectOptions) -> None:
-    """Compare two traces."""
-    from pictool.commands.traces.diff_form import show_diff
-
-    if len(names) != 2 or options != InspectOptions(diff=True, as_json=options.as_json):
-        raise UsageError("--diff: compares two traces; name both, and leave the other options out")
-    show_diff((names[0], names[1]), options.as_json)
 
 
 def inspect_files(names: Sequence[str], options: InspectOptions, settings: Settings) -> None:

@@ -37,12 +37,10 @@ from pictool.reading import exists
 
 if TYPE_CHECKING:
     from pictool.compiler.compile import Compiled
-    from pictool.controller.cost import RatioChoice
     from pictool.engines.base import Answer, Engine, Feature
     from pictool.fidelity.verify import Canary
     from pictool.linker.grid import LabelledPolicy
     from pictool.linker.spec import Spec
-    from pictool.runtime.model import Model
     from pictool.store.store import Store
 
 app = make_app()
@@ -127,7 +125,6 @@ def link(parsed: LinkCommand, opened: ExitStack) -> list[dict[str, Any]]:
     check_keys(store, spec.documents, settings.salt)
     model = open_model(settings)
     opened.enter_context(fetching_ends(store))
-    choice = None
     if options.auto_ratio:
         from pictool.controller.profile import auto_ratio, with_ratio
 
@@ -142,8 +139,6 @@ def link(parsed: LinkCommand, opened: ExitStack) -> list[dict[str, Any]]:
             answers = [running.answer(spec, compare=compare, on_text=on_text, on_compile=note_compiled)]
     if not parsed.is_quiet:
         print(flush=True)  # the end of the streamed answer's line
-    if choice is not None:
-        distrust_profile(model, choice, answers[0].timing.recompute_s)
     if options.trace is not None:
         answers[0].write_trace(options.trace)
     place = {"version": __version__, "store": str(store.root)}
@@ -236,20 +231,6 @@ def check_outputs(options: LinkOptions, documents: Sequence[str]) -> None:
             output_path(name, value, inputs)
     if options.trace is not None and options.output is not None and Path(options.trace) == Path(options.output):
         raise UsageError(f"--trace {options.trace}: is also the file of -o; name another")
-
-
-def distrust_profile(model: Model, choice: RatioChoice, recompute_s: float) -> None:
-    """Have the machine measured again if a link took far longer than full prefill, or far less than its share."""
-    from pictool.controller.profile import MAX_DISAGREEMENT, forget_compute
-
-    least, most = choice.ratio * choice.prefill_s / MAX_DISAGREEMENT, choice.prefill_s * MAX_DISAGREEMENT
-    if not least <= recompute_s <= most:
-        forget_compute(model)
-        low, high = choice.ratio * choice.prefill_s * 1e3, choice.prefill_s * 1e3
-        note(
-            f"recompute took {recompute_s * 1e3:.0f} ms, but this machine's profile predicts {low:.0f} to {high:.0f}; "
-            "it is measured again next time"
-        )
 
 
 def print_answer(report: Mapping[str, Any], shows_compare: bool = True) -> None:

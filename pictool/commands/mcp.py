@@ -7,9 +7,8 @@ import inspect
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from pictool import __version__
@@ -43,7 +42,7 @@ def run_mcp(
     max_new_tokens: NewTokensOption = None,
     engine: EngineOption = None,
 ) -> None:
-    """Let agents compile, search and ask folders of documents, by MCP over stdin and stdout.
+    """Let agents search and ask folders of documents, by MCP over stdin and stdout.
 
     \b
       pic mcp docs
@@ -71,7 +70,7 @@ def require_installed() -> None:
 class FolderTools:
     """What agents call; the docstrings of its tools are what they read. One call runs at a time.
 
-    Files are read again once they have changed. Only what the command line named is read.
+    Files are read again once they have changed.
     """
 
     engine: Engine
@@ -80,19 +79,6 @@ class FolderTools:
     spec: Spec
     num_passages: int
     lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def compile(
-        self, folder: Annotated[str, "A folder below those that the server was started for; empty: all of them."] = ""
-    ) -> dict[str, Any]:
-        """Compile all documents, or those of a folder, so that answers need not compute them. Optional."""
-        library, model = self._read([folder] if folder else None), self.engine.model
-        chunks = [passage.chunk(model) for passage in library.passages]
-        done = self.engine.compile(chunks, self.spec.objects_for(model))
-        self.engine.store.drain()
-        return {
-            "documents": library.num_documents, "passages": len(chunks), "tokens": sum(map(len, chunks)),
-            "new": sum(compiled.is_new for compiled in done), "unreadable": list(map(str, library.problems)),
-        }  # fmt: skip
 
     def search(
         self, words: Annotated[str, "What to look for: words of the passage, in any order."],
@@ -109,14 +95,8 @@ class FolderTools:
         reply = Conversation(self.engine, self._read(), self.spec, self.num_passages).ask(question)
         return {"answer": reply.text, "sources": [found.passage.source for found in reply.sources]}
 
-    def _read(self, folders: Sequence[str] | None = None) -> Library:
-        named = [Path(name).resolve() for name in self.options.names]
-        for name in folders or ():
-            if "\0" in name or not any(Path(name).resolve().is_relative_to(root) for root in named):
-                raise InputError(
-                    f"{name}: is not below {' or '.join(self.options.names)}, which pic mcp was started for"
-                )
-        return self.reader.read(self.options.find_files(folders))
+    def _read(self) -> Library:
+        return self.reader.read(self.options.find_files())
 
 
 def make_server(tools: FolderTools) -> MCPServer:
@@ -138,7 +118,7 @@ def make_server(tools: FolderTools) -> MCPServer:
         return run  # type: ignore[return-value]
 
     server = MCPServer("pictool", version=__version__, log_level="WARNING")
-    for tool in (tools.compile, tools.search, tools.ask):
+    for tool in (tools.search, tools.ask):
         server.add_tool(guarded(tool))
     return server
 

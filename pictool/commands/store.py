@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import tempfile
 import time
 from collections.abc import Container, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
@@ -469,7 +465,7 @@ def run_push(
     settings: Settings,
     keys: Annotated[list[str], argument("KEY", "Keys, or unique beginnings of them; or all.")],
     archive: Annotated[
-        Optional[str], option("-o, --output", "FILE", "Write an archive instead (a tar in zstd); - is stdout.")
+        Optional[str], option("-o, --output", "FILE", "Write an archive instead (a tar in zstd).")
     ] = None,
     force: Annotated[bool, option("--force", None, "Replace what is there: objects, or an archive.")] = False,
     as_json: JsonOption = False,
@@ -480,9 +476,9 @@ def run_push(
       pic store push all --remote s3://bucket/store
       pic store push all -o all.kva
     """
-    if archive == "-" and (as_json or sys.stdout.isatty()):
-        raise UsageError("-o -: the archive goes to stdout; leave --json out, and redirect stdout")
-    if archive not in (None, "-") and not force and Path(archive).is_file():
+    if archive == "-":
+        raise UsageError("-o -: an archive is a file; name one")
+    if archive is not None and not force and Path(archive).is_file():
         raise InputError(f"{archive}: exists already; replace it with --force, or name another file")
     store = open_existing(settings)
     is_all = keys == [ALL]
@@ -498,17 +494,12 @@ def run_push(
 
 
 def write_archive(store: Store, keys: Sequence[str], archive: str, as_json: bool) -> None:
-    """Write objects to an archive; `-` is stdout."""
+    """Write objects to an archive."""
     from pictool.store.objects.bundles import export_archive
 
-    with tempfile.TemporaryDirectory() if archive == "-" else nullcontext(".") as directory:
-        name = str(Path(directory, "archive")) if archive == "-" else archive
-        path = output_path("-o", name, [store.path(key) for key in keys])
-        with progress("exporting", len(keys)) as advance:
-            size = export_archive(store, keys, path, lambda _: advance())
-        if archive == "-":
-            with path.open("rb") as file:
-                shutil.copyfileobj(file, sys.stdout.buffer)
+    path = output_path("-o", archive, [store.path(key) for key in keys])
+    with progress("exporting", len(keys)) as advance:
+        size = export_archive(store, keys, path, lambda _: advance())
     if as_json:
         print_json({"path": archive, "objects": len(set(keys)), "bytes": size})
     else:

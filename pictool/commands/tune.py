@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pictool.eval.cases import SpecOptions
     from pictool.runtime.model import Model
     from pictool.tuning.questions import Questions
-    from pictool.tuning.search import Finding
     from pictool.tuning.tune import Measure, TuningResult, TuningTarget
 
 DEFAULT_KL = 0.05
@@ -231,10 +230,11 @@ def print_tuned(tuned: TuningResult, model: Model) -> None:
     )
     for line in sorted(tuned.lines, key=lambda line: line.rows):
         has_answers = not tuned.no_answers
+        needed = "" if line.finding.needed is None else f" (~{line.finding.needed})"  # units for a certificate
         table.add_row(
             line.label, percent(line.rows), number(line.kl), number(line.answer_kl), number(line.finding.high),
             f"{line.loss:+.3f}" if has_answers else "-", percent(line.same_answer) if has_answers else "-",
-            ms(line.ttft_s), str(line.finding.units), status_text(line.finding),
+            ms(line.ttft_s), str(line.finding.units), f"{line.finding.status}{needed}",
         )  # fmt: skip
     table.add_row("full", "100%", "0", "0", "0", "0", "100%", ms(tuned.full_ttft_s), str(tuned.units), "meets")
     console.print()
@@ -242,11 +242,6 @@ def print_tuned(tuned: TuningResult, model: Model) -> None:
     console.print(f"\n{LEGEND.format(level=1 - tuned.level)}")
     if tuned.no_answers:
         console.print(f"No claim on answers is possible: {tuned.no_answers}.", soft_wrap=True)
-
-
-def status_text(finding: Finding) -> str:
-    """The status, and where it is open how many units a certificate may take."""
-    return f"{finding.status}" if finding.needed is None else f"{finding.status} (~{finding.needed})"
 
 
 def finish(tuned: TuningResult, options: TuneOptions) -> None:

@@ -52,7 +52,6 @@ _TAIL, _TAIL_ROOM = "Answer:", 32
 VERSION = 3  # of profiles
 _MAX_PROFILE_BYTES = 1 << 20  # of a kept profile: some ten rows
 _MAX_MEASURED = 1e18  # bytes, tokens or seconds: a kept number beyond is damaged
-MAX_DISAGREEMENT = 3.0  # factor between what a link takes and what the profile says
 
 Measurements = list[list[float]]
 OnMeasure = Callable[[str], None]  # called with what is measured next, which takes a while
@@ -98,12 +97,6 @@ def load_profile(
     sizes, objects, stored, cold, warm = zip(*rows, strict=True)
     device, cached = (Speed(*fit_nonnegative([sizes, objects], seconds)) for seconds in (cold, warm))
     return LoadProfile(device, cached, sum(stored) / sum(sizes))
-
-
-def forget_compute(model: Model) -> None:
-    """Have the computing of this model measured again when it is next needed."""
-    with suppress(OSError):
-        _place(_machine(model)).unlink()
 
 
 def auto_ratio(model: Model, store: Store, spec: Spec, on_measure: OnMeasure | None = None) -> RatioChoice:

@@ -118,13 +118,9 @@ class Measure:
         self._reuse_prefix(found)
         self._link(found)
         self._count(found)
-        if self._memory is not None and self._num_bytes() > self._memory - self._memory // 2:
+        if self._memory is not None and 24 * (self._blocks.count + self._begun.count) > self._memory // 2:
             self.totals.forgotten += self._held
             self._start()
-
-    def _num_bytes(self) -> int:
-        """About what tables take."""
-        return 24 * (self._blocks.count + self._begun.count)
 
     def _number_hashed(self, prompts: Sequence[LoggedPrompt]) -> LogBatch:
         """Prompts of which the log has hashes of blocks; each segment is one part."""

@@ -58,14 +58,9 @@ def tick_labels(bins: Sequence[int], labels: Sequence[str], width: int) -> str:
     return line
 
 
-def color_step(value: float) -> int:
-    """Return the ramp's step, 0 to 8, of a value from 0 to 1."""
-    return min(len(VIRIDIS) - 1, max(0, int(value * len(VIRIDIS))))
-
-
 def color_style(value: float) -> str:
     """Return the rich style, text on background, of a value from 0 to 1."""
-    return step_style(color_step(value))
+    return step_style(min(len(VIRIDIS) - 1, max(0, int(value * len(VIRIDIS)))))
 
 
 def step_style(step: int) -> str:

@@ -7,14 +7,11 @@ import os
 import random
 import re
 import select
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import folders
 import pytest
@@ -27,7 +24,6 @@ from terminal import open_terminal
 import pictool
 from commands.conftest import MORE, TEXT
 from commands.run import pic, write
-from pictool.commands.ask import converse
 from training.world.generate import Question, filler, write_prompt
 
 QUESTION = ("-q", "Who knows why?", "--max-new-tokens", 4)
@@ -83,40 +79,6 @@ def test_a_conversation_is_one_line_each_and_goes_on_after_an_error(docs: Path, 
     first, second = (sources(part) for part in re.findall(r"\nSources:\n(?:  .*\n)*", outcome.out))
     assert first == second  # the last question has no words of its own: what was linked stays
     assert pic("ask", docs, "-i", "--json", "-m", model).code == 2 and pic("ask", docs, "-m", model).code == 2
-
-
-class Scripted:
-    """A conversation whose answers are pieces of text, and Ctrl-C between them."""
-
-    def __init__(self, *answers: Sequence[str | None]) -> None:
-        self.answers, self.asked = [*answers], list[str]()
-
-    def ask(self, question: str, *, on_text: Callable[[str], None], on_compile: object) -> Any:
-        self.asked.append(question)
-        for text in self.answers.pop(0):
-            if text is None:
-                os.kill(os.getpid(), signal.SIGINT)
-            else:
-                on_text(text)
-        return SimpleNamespace(sources=[])
-
-
-def test_ctrl_c_stops_an_answer_and_not_the_conversation(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    leader, follower = open_terminal()
-    before = signal.getsignal(signal.SIGINT)
-    with open(follower) as stdin:
-        monkeypatch.setattr("sys.stdin", stdin)
-        lines = iter(["one", "two", "three"])
-        monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
-        conversation = Scripted(["a", None, "b", "c"], ["d", "e"], ["f", None, None])
-        with pytest.raises(KeyboardInterrupt):  # twice: the command ends
-            converse(conversation)  # type: ignore[arg-type]
-    os.close(leader)
-    out, err = capfd.readouterr()
-    assert conversation.asked == ["one", "two", "three"] and out.startswith("a\nde\n") and "b" not in out
-    assert err.count("stopped; Ctrl-D ends the conversation") == 1 and signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_terminal_edits_lines_remembers_them_and_survives_ctrl_c(docs: Path, model: Path) -> None:

@@ -36,7 +36,7 @@ def test_objects_have_the_cut_that_is_named(hybrid: Path, model: Path) -> None:
     for cut, option in ((16, ()), (0, ("--cut", 0)), (8, ("--cut", 8))):
         path = f"cut-{cut}.kvo"
         done = pic("compile", "a.txt", *common, *option, "-o", path, "--json")
-        assert done.code == 0 and "MB of states" in done.err and done.json["objects"][0]["new"]
+        assert done.code == 0 and done.json["objects"][0]["new"]
         assert not pic("compile", "a.txt", *common, *option, "--json").json["objects"][0]["new"]
         shown = pic("inspect", path, "--json").json
         assert shown["cut"] == cut and shown["state_bytes"] > 0 and shown["state_tokens"] > 0

@@ -53,7 +53,7 @@ def docs() -> Path:
     return Path("pages")
 
 
-def test_an_agent_compiles_searches_and_asks(docs: Path, model: Path) -> None:
+def test_an_agent_searches_and_asks(docs: Path, model: Path) -> None:
     options = ("-m", model, "--max-new-tokens", 4, "--algo", "legolink-2")
     alone = pic("ask", docs, "-q", QUESTION, *options, "--store", "other", "--json").json
 
@@ -61,30 +61,18 @@ def test_an_agent_compiles_searches_and_asks(docs: Path, model: Path) -> None:
         listed = (await client.list_tools()).tools
         assert all(value["description"] for tool in listed for value in tool.input_schema["properties"].values())
         tools = {tool.name: tool.description or "" for tool in listed}
-        assert [*tools] == ["compile", "search", "ask"] and all(tools.values())
+        assert [*tools] == ["search", "ask"] and all(tools.values())
         (found,) = (await call(client, "search", words="numbers"))["passages"]
         assert found["path"] == "pages/sub/b.md" and MORE.strip() in found["text"]
 
         asked = await call(client, "ask", question=QUESTION)
         assert asked == {"answer": alone["answer"], "sources": ["pages/a.md, Harbour"]}
 
-        done = await call(client, "compile")
-        assert (done["documents"], done["passages"], done["new"]) == (2, 2, 1)
-        assert done["unreadable"] == ["pages/noise.bin: is binary"]
-        write("pages/new.md", "# New\nNobody knows the mill.\n")
-        assert (await call(client, "compile", folder="pages"))["new"] == 1
-        assert await call(client, "compile", folder="pages/sub") | {"tokens": 0} == {
-            "documents": 1, "passages": 1, "tokens": 0, "new": 0, "unreadable": []
-        }  # fmt: skip
-
     talk(steps, docs, *options)
 
 
 def test_what_cannot_be_is_one_line_and_no_other_folder_is_read(docs: Path, model: Path) -> None:
     async def steps(client: Client) -> None:
-        assert "no such" in await call(client, "compile", folder="pages/" + "x" * 5000)
-        for folder in ("elsewhere", "pages/../elsewhere", "/", "\0", "pages/\0"):
-            assert "is not below pages" in await call(client, "compile", folder=folder)
         assert (await call(client, "search", words="secret"))["passages"] == []
         assert "no passage contains a word" in await call(client, "ask", question="Zebra")
         assert "question" in await call(client, "ask")
@@ -100,7 +88,6 @@ def test_a_name_that_is_not_utf_8_is_shown_escaped(docs: Path, model: Path) -> N
         (found,) = (await call(client, "search", words="windmill"))["passages"]
         assert found["path"] == r"pages/caf\udce9.md"
         assert (await call(client, "ask", question="windmill"))["sources"] == [found["path"]]
-        assert (await call(client, "compile"))["new"] == 2
 
     talk(steps, docs, "-m", model, "--max-new-tokens", 2)
 

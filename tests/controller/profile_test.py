@@ -17,7 +17,6 @@ from pictool.controller.cost import MIN_RATIO, Estimator, PromptSize
 from pictool.controller.profile import (
     Measurements,
     auto_ratio,
-    forget_compute,
     load_profile,
     make_estimator,
     measure_size,
@@ -148,13 +147,6 @@ def test_a_damaged_or_old_file_is_measured_again(
     path.write_bytes(damage(json.loads(whole)))
     assert estimated() == before
     assert measured == ["prefill"] * 2 and kept() == [path] and path.read_bytes() == whole
-
-
-def test_what_disagrees_with_links_is_forgotten(measured: list[str]) -> None:
-    make_estimator(model(), NAIVE)
-    forget_compute(model())
-    make_estimator(model(), NAIVE)
-    assert measured == ["prefill"] * 2
 
 
 def test_a_cache_that_cannot_be_written_only_costs_time(measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-import shlex
-import signal
-import subprocess
+import pydoc
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout
 
 from pictool.escapes import GuardedStream
 
@@ -27,9 +25,8 @@ class _Collected(io.StringIO):
 
 @contextmanager
 def paged() -> Iterator[None]:
-    """Send what is printed through the pager, if standard output is a terminal. PAGER=cat, or an empty one, is none."""
-    pager = shlex.split(os.environ.get("PAGER", "less"))
-    if not sys.stdout.isatty() or pager in ([], ["cat"]):
+    """Send what is printed through the pager, if standard output is a terminal."""
+    if not sys.stdout.isatty():
         yield
         return
     collected = _Collected()
@@ -37,21 +34,5 @@ def paged() -> Iterator[None]:
         with redirect_stdout(GuardedStream(collected)):
             yield
     finally:
-        _show(pager, collected.getvalue())
-
-
-def _show(pager: list[str], text: str) -> None:
-    """Let the pager show a text; print it if there is none. Ctrl-C is the pager's while it runs."""
-    environment = {"LESS": _LESS, "LESSCHARSET": "utf-8"} | os.environ
-    try:
-        process = subprocess.Popen(pager, stdin=subprocess.PIPE, env=environment)
-    except OSError:
-        sys.stdout.write(text)
-        return
-    ours = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with suppress(BrokenPipeError):  # it was left before the end
-            process.communicate(text.encode())
-    finally:
-        process.wait()
-        signal.signal(signal.SIGINT, ours)
+        os.environ.setdefault("LESS", _LESS)
+        pydoc.pager(collected.getvalue())

@@ -1,8 +1,4 @@
-"""Draw heat maps, bars and tables on a terminal with rich, readable on light and dark ones and without colour.
-
-A coloured cell has its own background and text colour, so that it does not depend on the terminal's. Without colour
-(NO_COLOR, a pipe) cells are characters from light to heavy, and nothing is lost.
-"""
+"""Draw bars and tables on a terminal with rich, readable on light and dark ones and without colour."""
 
 from __future__ import annotations
 
@@ -11,25 +7,18 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from rich import box
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from pictool.escapes import unguarded, visible_lines
-from pictool.trace.heatmap import ASCII_RAMP, bin_columns, color_step, color_style, tick_labels
-from pictool.trace.labels import short
 
-_LABEL_WIDTH = 12
 _GAP = 2  # columns between those of a table
 _ANY_WIDTH = 1 << 16
-_MIN_WIDTH = 8  # columns of a map on the narrowest terminal
-
-Numbers = NDArray[np.floating[Any]] | NDArray[np.integer[Any]]
+_MIN_WIDTH = 8  # columns of a bar on the narrowest terminal
 
 
 class Screen(Console):
@@ -67,49 +56,6 @@ def has_color(screen: Console) -> bool:
 def heading(screen: Console, text: str) -> None:
     screen.print()
     screen.print(Text(text, style="bold"))
-
-
-def heat_map(
-    screen: Console, values: Numbers, labels: Sequence[str], starts: Sequence[int], high: float | None = None
-) -> None:
-    """Draw rows of cells from 0 to `high` (default: the maximum), with ticks at the columns `starts`; nan is blank.
-
-    Columns that do not fit into the width are binned: a cell shows the maximum of its columns.
-    """
-    indent = max([_LABEL_WIDTH // 2, *(min(_LABEL_WIDTH, len(label)) for label in labels)])
-    bins = bin_columns(values, max(_MIN_WIDTH, screen.width - indent - 2))
-    if high is None:
-        high = float(np.nanmax(bins.values)) if np.isfinite(bins.values).any() else 1.0
-    for label, row in zip(labels, bins.values, strict=True):
-        name = set_cell_size(short(label, indent), min(indent, cell_len(short(label, indent))))  # wide characters
-        line = Text(" " * (indent - cell_len(name)) + name + " ")
-        for value in row / (high or 1.0):
-            line.append_text(_cell(screen, float(value)))
-        screen.print(line, no_wrap=True)
-    tick_bins = [bins.bin_of(start) for start in starts if start < values.shape[1]]
-    names = [str(start) for start in starts if start < values.shape[1]]
-    width = len(bins.edges) - 1
-    ticks = "".join("|" if i in tick_bins else " " for i in range(width))
-    screen.print(Text(" " * (indent + 1) + ticks, style="dim"), no_wrap=True)
-    screen.print(Text(" " * (indent + 1) + tick_labels(tick_bins, names, width), style="dim"), no_wrap=True)
-    per_cell = int(np.diff(bins.edges).max())
-    screen.print(_legend(screen, high, f"{per_cell} tokens a cell, the largest shown" if per_cell > 1 else ""))
-
-
-def _legend(screen: Console, high: float, more: str) -> Text:
-    line = Text("0 ")
-    for value in np.linspace(0, 1, 2 * len(ASCII_RAMP)):
-        line.append_text(_cell(screen, float(value)))
-    return line.append(f" {high:.3g}" + (f"   {more}" if more else ""))
-
-
-def _cell(screen: Console, value: float) -> Text:
-    """Return one cell of a value from 0 to 1; without colour it is a character of the ramp."""
-    if np.isnan(value):
-        return Text(" ")
-    if not has_color(screen):
-        return Text(ASCII_RAMP[color_step(value)])
-    return Text(" ", style=color_style(value))
 
 
 def bars(screen: Console, items: Sequence[tuple[str, float, str]], high: float | None = None) -> None:

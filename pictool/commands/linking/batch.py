@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pictool.fidelity.verify import Canary, Drift
     from pictool.linker.spec import Spec
 
-_KEYS = ("id", "documents", "query", "head", "max_new_tokens")
-_UNUSED = ("answers", "kind")  # of files that pic eval reads too
+_KEYS = ("id", "documents", "query", "head", "max_new_tokens", "stop")
+_UNUSED = ("answers", "kind", "metric")  # of files that pic eval reads too
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,8 @@ def _request_of(record: Record, request: RequestOptions, settings: Settings, com
         else:
             raise record.key_error(name, 'must be a path, a key, or {"text": …}')
     most = record.whole_number_or_none("max_new_tokens")
-    own = replace(request, query=record.text("query"), max_new_tokens=most or request.max_new_tokens)
+    stop = request.stop if record.values.get("stop") is None else list(record.texts("stop"))
+    own = replace(request, query=record.text("query"), max_new_tokens=most or request.max_new_tokens, stop=stop)
     spec = own.spec(replace(settings, head=record.text_or_none("head") or settings.head))
     spec = replace(spec, documents=documents)
     text = json.dumps(record.values, sort_keys=True)

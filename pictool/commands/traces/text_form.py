@@ -17,7 +17,6 @@ from pictool.commands.console.terminal import (
     bars,
     has_color,
     heading,
-    heat_map,
     open_screen,
     table,
 )
@@ -25,13 +24,12 @@ from pictool.escapes import visible, visible_lines
 from pictool.trace.counts import TraceCounts
 from pictool.trace.format import Trace
 from pictool.trace.heatmap import color_style
-from pictool.trace.labels import position_label, row_labels, short
+from pictool.trace.labels import position_label, short
 
 if TYPE_CHECKING:
     from pictool.trace.attention import AttentionMap
     from pictool.trace.deviation import DeviationFromFull
 
-_MAX_ROWS = 24  # of an attention map
 _MAX_LISTED = 10
 _TIMES = (("load", "load_s"), ("select", "select_s"), ("recompute", "recompute_s"), ("decode", "decode_s"))
 
@@ -128,25 +126,20 @@ def _mark(screen: Console, text: str, count: int, num_layers: int) -> Text:
 
 
 def show_attention(trace: Trace, attention: AttentionMap, layer: int | None, head: int | None) -> None:
-    """Show the attention of the tail and the generated tokens over the prompt, and the tokens that draw most."""
+    """Show the tokens of the prompt that draw most of the attention of the tail and the generated tokens."""
     screen = open_screen()
     where = f"layer {'all' if layer is None else layer}, head {'all' if head is None else head}"
     shares = attention.share(layer, head)
-    heading(screen, f"attention of tail and answer over the prompt, share of a row: {where}")
-    labels = [visible(text) for text in row_labels(trace, attention)]
-    skipped = max(0, len(shares) - _MAX_ROWS)
-    heat_map(screen, shares[skipped:], labels[skipped:], trace.layout.starts)
-    if skipped:
-        screen.print(f"the last {_MAX_ROWS} of {len(shares)} rows", style="dim")
-    heading(screen, "tokens that draw most (mean of all rows, %)")
+    heading(screen, f"tokens that draw most, %: {where}")
     screen.print(table(["token", "at", "part", "%"], _highest(trace, shares.mean(0))))
 
 
-def _highest(trace: Trace, values: NDArray[np.floating[Any]]) -> list[list[str]]:
-    """List the prompt's tokens with the highest values, as lines of a table."""
+def _highest(trace: Trace, values: NDArray[np.floating[Any]], scale: float = 100) -> list[list[str]]:
+    """List the prompt's tokens with the highest values, as lines of a table; shares are in %."""
     positions = np.argsort(-values[: trace.layout.num_tokens], kind="stable")[:_MAX_LISTED]
     return [
-        [short(trace.pieces[i], 16), str(i), position_label(trace, int(i)), f"{100 * values[i]:.2f}"] for i in positions
+        [short(trace.pieces[i], 16), str(i), position_label(trace, int(i)), f"{scale * values[i]:.2f}"]
+        for i in positions
     ]
 
 
@@ -162,11 +155,8 @@ def show_deviation(trace: Trace, deviation: DeviationFromFull, choices: tuple[st
         for i in range(len(kv.key))
     ]  # fmt: skip
     screen.print(table(["", "|dK|", "|dV|", "cosine", "attention"], rows))
-    names = [f"layer {i}" for i in range(len(kv.key))]
-    heading(screen, "KV deviation by token, |d(K,V)|")
-    heat_map(screen, kv.both, names, trace.layout.starts)
-    heading(screen, "deviation of the tail's attention by token")
-    heat_map(screen, attention.tokens, names, trace.layout.starts)
+    heading(screen, "tokens whose KV deviates most, |d(K,V)| (mean of the layers)")
+    screen.print(table(["token", "at", "part", "d"], _highest(trace, kv.both.mean(0), 1)))
     heading(screen, "tokens that draw more of the tail's attention than under full, and less, %")
     screen.print(table(["token", "at", "part", "more"], _highest(trace, attention.gained.mean(0))))
     screen.print(table(["token", "at", "part", "less"], _highest(trace, -attention.gained.mean(0))))
