@@ -27,7 +27,7 @@ def test_there_is_no_such_engine(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("It holds a festival.")
     done = pic("link", str(tmp_path / "a.txt"), "--query", "Who?", "--engine", "onnx")
     assert done.code == 2 and "must be llamacpp or torch" in done.err
-    with pytest.raises(InputError, match="vLLM answers behind a server"):
+    with pytest.raises(InputError, match="--upstream"):
         engine_class("vllm")
 
 
