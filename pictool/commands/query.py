@@ -259,7 +259,7 @@ class Engines:
 def run_one(engines: Engines, options: RunOptions, output: QueryOptions, query: Query) -> None:
     """Run, or explain, a query. Of one that fails, JSON has the calls that were done."""
     from pictool.spans.execute import Executor
-    from pictool.spans.operators.calls import Chat, Generate
+    from pictool.spans.operators.calls import Generate
     from pictool.spans.running import QueryError
 
     traces = None if output.trace is None else TraceWriter(Path(output.trace))
@@ -278,21 +278,16 @@ def run_one(engines: Engines, options: RunOptions, output: QueryOptions, query: 
                 sep="\n",
             )
         return
-    try:
-        result = executor.run(optimised.after)
-    except QueryError as error:
-        failure = {"answer": None, "error": str(error), **report}
-        if traces is not None:
-            traces.write_run(optimised.after, error.done, failure)
-        if output.as_json:
-            print_json({**failure, "calls": [done.report() for done in error.done]})
-        raise
+    (outcome,) = executor.run_all([optimised.after])
+    answer = {"answer": None, "error": str(outcome)} if isinstance(outcome, QueryError) else {"answer": outcome.text}
     if traces is not None:
-        traces.write_run(optimised.after, result.done, {"answer": result.text, "error": None, **report})
+        traces.write_run(optimised.after, outcome.done, {"error": None, **answer, **report})
     if output.as_json:
-        print_json({"answer": result.text, **report, "calls": [done.report() for done in result.done]})
-    elif not isinstance(optimised.after, Generate | Chat):  # the text of a call has been streamed
-        print(result.text)
+        print_json({**answer, **report, "calls": [done.report() for done in outcome.done]})
+    if isinstance(outcome, QueryError):
+        raise outcome
+    if not output.as_json and not isinstance(optimised.after, Generate):  # the text of a call has been streamed
+        print(outcome.text)
 
 
 def explain_report(optimised: OptimisedQuery) -> dict[str, Any]:

@@ -11,7 +11,7 @@ however it was optimised.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, TypeVar
@@ -126,7 +126,7 @@ def _perform_group(
     ends_others = options.is_serial or options.links_outputs
     outcomes: dict[CallRequest, CallRecord | QueryError] = {}
     specs: dict[CallRequest, Spec] = {}
-    refused = dict(failed)
+    refused = dict(failed)  # calls before one that is refused run
     for request in group:
         spec = refused[request.run] if request.run in refused else _tried(request.at, partial(_spec, request))
         if isinstance(spec, Spec):
@@ -135,8 +135,9 @@ def _perform_group(
         outcomes[request] = spec
         if ends_others:
             refused[request.run] = spec
-    waiting = dict(specs)
-    for request, answer in _answers(specs, options.links_outputs):  # those before one that was refused, too
+    ready, waiting = list(specs), dict(specs)
+    for number, answer in _answers(specs, options.links_outputs) if specs else ():
+        request = ready[number]
         del waiting[request]
         record = partial(_record, request, answer, started)
         outcome = failed[request.run] if request.run in failed else _tried(request.at, record)
@@ -151,20 +152,17 @@ def _perform_group(
     return outcomes
 
 
-def _answers(specs: Mapping[CallRequest, Spec], keeps: bool) -> Iterator[tuple[CallRequest, Answer | PicError]]:
-    """The answers of calls on one engine, with their KV where that is kept, in the order in which they end."""
-    if not specs:
-        return
+def _answers(specs: Mapping[CallRequest, Spec], keeps: bool) -> Iterable[tuple[int, Answer | PicError]]:
+    """The answers of calls on one engine, by their numbers, with their KV where that is kept; as they end."""
     requests = list(specs)
     engine = requests[0].engine
-    if len(requests) == 1:
-        (request,) = requests
-        answer = partial(answer_and_keep, engine) if keeps else engine.answer
-        on_text = request.run.hooks.on_text if request.node is request.run.query else None
-        yield request, outcome_of(partial(answer, specs[request], on_text=on_text))
-        return
-    answer_all = partial(answer_all_and_keep, engine) if keeps else engine.answer_all
-    yield from ((requests[index], outcome) for index, outcome in answer_all(list(specs.values())))
+    if len(requests) > 1:
+        answer_all = partial(answer_all_and_keep, engine) if keeps else engine.answer_all
+        return answer_all(list(specs.values()))
+    (request,) = requests
+    answer = partial(answer_and_keep, engine) if keeps else engine.answer
+    on_text = request.run.hooks.on_text if request.node is request.run.query else None
+    return [(0, outcome_of(partial(answer, specs[request], on_text=on_text)))]
 
 
 def _spec(request: CallRequest) -> Spec:

@@ -81,7 +81,7 @@ def test_the_order_of_a_plus_is_as_written_unless_it_is_asked_for(query: Any) ->
 
 
 def test_explain_prints_the_trees_and_runs_nothing(query: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pictool.spans.execute.Executor.run", None)
+    monkeypatch.setattr("pictool.spans.execute.Executor.run_all", None)
     calls = {"repeat": {"n": 2, **g(user("three"), temperature=1.0)}}
     judge = g({"plus": [*JUDGE["g"]["input"][0]["plus"], calls]}, user("Who knows?"))
     outcome = query(judge, "--explain", "--tree", 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -342,6 +343,27 @@ def test_calls_that_are_ready_at_once_link_from_one_plan(model: Model, store: St
     assert [use["requests"] for use in uses] == [3, 3, 3, 1, 1] and all("pool" not in done.own for done in plain.done)
     assert uses[0]["loaded"] and all(use["shared"] and not use["loaded"] for use in uses[1:3])
     assert uses[3]["stayed"] == uses[0]["loaded"]  # it reads what the first one reads
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_nobody_holds_an_image_when_the_next_call_links(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    """So that its room in a pool is there again."""
+    images: list[weakref.ref[Any]] = []
+    link = engine.link
+
+    def watched(spec: Spec, **more: Any) -> Any:
+        assert not any(image() for image in images)
+        result = link(spec, **more)
+        assert result.linked is not None
+        images.append(weakref.ref(result.linked.image))
+        return result
+
+    monkeypatch.setattr(engine, "link", watched)
+    options = replace(SHORT, policy=LEGO, keeps_outputs=keeps)
+    Executor(lambda name: engine, options).run(par(*(g0(plus(text), "Well?") for text in ("a", "b", "c"))))
+    assert len(images) == 3
 
 
 def test_queries_of_a_bulk_reach_the_engine_together_and_fail_alone(

@@ -72,18 +72,17 @@ class Repeats:
             self._next.popitem(last=False)
         return list(dict.fromkeys(parts))
 
-    def _runs(self, hashes: list[bytes]) -> Iterable[tuple[int, int]]:
+    def _runs(self, hashes: list[bytes]) -> list[list[int]]:
         """The first and last of known paragraphs that follow one another as before."""
-        first = None
+        runs: list[list[int]] = []
         for at, own in enumerate(hashes):
             if own not in self._next:
-                first = None
                 continue
-            first = at if first is None else first
-            following = hashes[at + 1] if at + 1 < len(hashes) else b""
-            if following not in self._next or self._next[own] != following:
-                yield first, at
-                first = None
+            if runs and runs[-1][1] == at - 1 and self._next[hashes[at - 1]] == own:
+                runs[-1][1] = at
+            else:
+                runs.append([at, at])
+        return runs
 
 
 class Learner:
