@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
 
 from pictool.doctor.verdict import Verdict, VerdictStatus
@@ -14,16 +13,13 @@ from pictool.linker.grid import LabelledPolicy
 MAX_APART = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}  # nats between two engines, by dtype
 
 
-@dataclass(frozen=True)
-class AnswerCheck:
-    """Whose answers are compared with full recompute, and which policy fails beyond `MAX_KL`: of others it is told."""
+JUDGED = "legolink-16"  # fails if its answers are beyond `MAX_KL`; those of others are told
 
-    policies: tuple[LabelledPolicy, ...]
-    judged: str
+Policies = Sequence[LabelledPolicy]
 
 
 def examine_answers(
-    engine: Engine, question: AnswerCheck, measured: list[Divergence], reference: Sequence[Divergence] = ()
+    engine: Engine, policies: Policies, measured: list[Divergence], reference: Sequence[Divergence] = ()
 ) -> Iterator[Verdict]:
     """Compare linked answers with those of full recompute, and with those of another engine.
 
@@ -34,15 +30,16 @@ def examine_answers(
         PicError: as of `measure_divergence`.
     """
     section = f"answers of the {engine.name} engine"
-    measured += measure_divergence(engine, [labelled.policy for labelled in question.policies], is_timed=True)
-    for labelled, divergence in zip(question.policies, measured, strict=True):
-        yield _verdict(section, labelled.label, divergence, labelled.label == question.judged)
+    measured += measure_divergence(engine, [labelled.policy for labelled in policies], is_timed=True)
+    for labelled, divergence in zip(policies, measured, strict=True):
+        yield _verdict(section, labelled.label, divergence)
     if reference:
-        pairs = zip(question.policies, reference, measured, strict=True)
+        pairs = zip(policies, reference, measured, strict=True)
         yield from (_agreement(section, labelled.label, a, b, engine.model.dtype) for labelled, a, b in pairs)
 
 
-def _verdict(section: str, label: str, divergence: Divergence, is_judged: bool) -> Verdict:
+def _verdict(section: str, label: str, divergence: Divergence) -> Verdict:
+    is_judged = label == JUDGED
     kl, ttft_s, full_s = divergence.mean_kl, median(divergence.ttft_s), median(divergence.full_ttft_s)
     if not kl < float("inf") or (is_judged and kl > MAX_KL):
         status = VerdictStatus.FAILED

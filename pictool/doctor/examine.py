@@ -6,10 +6,10 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from pictool.doctor.answers import AnswerCheck, examine_answers
+from pictool.doctor.answers import Policies, examine_answers
 from pictool.doctor.exactness import examine_exactness
 from pictool.doctor.surroundings import examine_surroundings
 from pictool.doctor.verdict import DoctorReport, OnVerdict, Verdict, VerdictStatus, facts_of, guarded
@@ -17,8 +17,8 @@ from pictool.engines import DEFAULT, engine_class
 from pictool.engines.base import Engine
 from pictool.engines.torch import TorchEngine
 from pictool.fidelity.divergence import Divergence
-from pictool.linker.grid import label_of, parse_repeatable
-from pictool.linker.policies import BASELINE, make_policy
+from pictool.linker.grid import parse_repeatable
+from pictool.linker.policies import BASELINE
 from pictool.runtime.chat.template import has_date, make_frame
 from pictool.runtime.device import free_memory
 from pictool.runtime.model import Model, is_gguf, load_model
@@ -35,7 +35,6 @@ class Examination:
         model, device, dtype: as `load_model` takes them. store: whose disk is looked at.
         engine: that answers; one beside torch is compared with torch.
         policies: whose answers are compared with full recompute.
-        judged: the policy that fails if its answers are too far from those.
     """
 
     model: str | None = None
@@ -44,7 +43,6 @@ class Examination:
     store: str | Path | None = None
     engine: str = DEFAULT
     policies: Sequence[str] = POLICIES
-    judged: str = label_of(make_policy("legolink"))
 
 
 def examine(examination: Examination, on_verdict: OnVerdict = lambda _: None) -> DoctorReport:
@@ -57,22 +55,22 @@ def examine(examination: Examination, on_verdict: OnVerdict = lambda _: None) ->
         InputError: no such engine or policy.
     """
     engine = engine_class(examination.engine)
-    question = AnswerCheck(tuple(parse_repeatable(examination.policies)), examination.judged)
+    policies = parse_repeatable(examination.policies)
     verdicts: list[Verdict] = []
-    for verdict in _verdicts(examination, engine, question):
+    for verdict in _verdicts(examination, engine, policies):
         verdicts.append(verdict)
         on_verdict(verdict)
     return DoctorReport(tuple(verdicts))
 
 
-def _verdicts(examination: Examination, engine: type[Engine], question: AnswerCheck) -> Iterator[Verdict]:
+def _verdicts(examination: Examination, engine: type[Engine], policies: Policies) -> Iterator[Verdict]:
     yield from examine_surroundings(Store(examination.store), examination.device)
     if is_gguf(examination.model):
         from pictool.doctor.gguf import examine_gguf
 
         name = examination.model or os.environ["PIC_MODEL"]
         with tempfile.TemporaryDirectory(prefix="pic-doctor-") as inside:
-            yield from examine_gguf(name, examination.device, examination.dtype, Path(inside), question)
+            yield from examine_gguf(name, examination.device, examination.dtype, Path(inside), policies)
         return
     opened: list[Model] = []
     yield from guarded("model", "model", lambda: _open(examination, opened))
@@ -81,12 +79,12 @@ def _verdicts(examination: Examination, engine: type[Engine], question: AnswerCh
     yield from guarded("model", "prompts", lambda: _prompts(opened[0]))
     measured: list[Divergence] = []
     with tempfile.TemporaryDirectory(prefix="pic-doctor-") as inside:
-        yield from _on_torch(opened.pop(), Path(inside), question, measured)
+        yield from _on_torch(opened.pop(), Path(inside), policies, measured)
         if engine is not TorchEngine and measured:
             free_memory()
             yield from guarded(
                 f"answers of the {engine.name} engine", "start",
-                lambda: _on_engine(examination, engine, Path(inside), question, measured),
+                lambda: _on_engine(examination, engine, Path(inside), policies, measured),
             )  # fmt: skip
 
 
@@ -121,18 +119,18 @@ def _prompts(model: Model) -> Verdict:
     return Verdict("model", "prompts", VerdictStatus.OK, text)
 
 
-def _on_torch(model: Model, objects: Path, question: AnswerCheck, measured: list[Divergence]) -> Iterable[Verdict]:
+def _on_torch(model: Model, objects: Path, policies: Policies, measured: list[Divergence]) -> Iterable[Verdict]:
     yield from guarded("exactness", "exactness", lambda: examine_exactness(model, Store(objects / "exactness")))
     engine = TorchEngine(model, Store(objects / "torch"))
-    question = replace(question, policies=tuple(each for each in question.policies if model.links(each.policy)))
-    yield from guarded("answers of the torch engine", "answers", lambda: examine_answers(engine, question, measured))
+    linked = [each for each in policies if model.links(each.policy)]
+    yield from guarded("answers of the torch engine", "answers", lambda: examine_answers(engine, linked, measured))
 
 
 def _on_engine(
-    examination: Examination, kind: type[Engine], objects: Path, question: AnswerCheck, measured: list[Divergence]
+    examination: Examination, kind: type[Engine], objects: Path, policies: Policies, measured: list[Divergence]
 ) -> Iterator[Verdict]:
     """The answers of another engine, which has the device for itself."""
     kind.require_installed()
     model = load_model(examination.model, examination.device, examination.dtype)
     with kind(model, Store(objects / kind.name)) as engine:
-        yield from examine_answers(engine, question, [], measured)
+        yield from examine_answers(engine, policies, [], measured)
