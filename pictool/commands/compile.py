@@ -76,12 +76,7 @@ def run_compile(
         run_bulk(bulk, what, settings, as_json)
         return
     target = check_output(output, what.files)
-    texts, unreadable = read_texts(what.files, bulk)
-    if unreadable and not (what.keep_going and texts):
-        more = f" ({len(unreadable)} texts; --keep-going compiles the others)" if len(unreadable) > 1 else ""
-        raise InputError("; ".join(map(str, unreadable)) + more)
-    for error in unreadable:
-        note(f"left out: {error}")
+    texts = read_texts(what.files, bulk)
     if is_dry:
         from pictool.compiler.forecast import forecast
 
@@ -96,47 +91,37 @@ def run_compile(
         if target is not None:
             write_output(target, compiled)
         print_rows(model.name, [ReportRow.of(done) for done in compiled], as_json)
-    if unreadable:
-        raise InputError(f"{count(len(unreadable), 'text')} left out, as {unreadable[0]}")
 
 
-def read_texts(
-    files: Sequence[str], bulk: BulkOptions = BulkOptions()
-) -> tuple[list[tuple[str, str]], list[InputError]]:
+def read_texts(files: Sequence[str], bulk: BulkOptions = BulkOptions()) -> list[tuple[str, str]]:
     """Names and contents of text files, of stdin (`-`), and of those below directories, in order.
 
     Below a directory, hidden files, links out of it, and files that are not UTF-8 text are skipped; a note names the
-    latter two. The second list has an error for each named file and each record that cannot be read, and each directory
-    without texts.
+    latter two.
+
+    Raises:
+        InputError: a named file or a record that cannot be read, or a directory without texts.
     """
-    texts, unreadable = list[tuple[str, str]](), list[InputError]()
+    texts = list[tuple[str, str]]()
     for name in files:
-        try:
-            if name.endswith(_RECORDS):
-                texts += _records_of(name, bulk, unreadable)
-            else:
-                texts += _texts_of(name)
-        except InputError as error:
-            unreadable.append(error)
+        texts += _records_of(name, bulk) if name.endswith(_RECORDS) else _texts_of(name)
     for name, text in texts:
         if _HTML.match(text):
             note(f"{name}: is HTML, and is compiled with its tags; to leave them out, extract the text first")
-    return texts, unreadable
+    return texts
 
 
-def _records_of(name: str, bulk: BulkOptions, unreadable: list[InputError]) -> list[tuple[str, str]]:
-    """The texts of a file with a JSON object in each line, by FILE#NUMBER or id; adds errors. Raises InputError."""
+def _records_of(name: str, bulk: BulkOptions) -> list[tuple[str, str]]:
+    """The texts of a file with a JSON object in each line, by FILE#NUMBER or id. Raises InputError."""
     from pictool.cluster.sources import Columns, SourceFile, read_documents
 
-    source = SourceFile(name, str(Path(name).absolute()), 0)
-    texts, num_wrong = list[tuple[str, str]](), len(unreadable)
+    source, texts = SourceFile(name, str(Path(name).absolute()), 0), list[tuple[str, str]]()
     for document in read_documents(source, Columns(bulk.text_column or "text", bulk.id_column)):
-        if document.text:
-            texts.append((document.id, document.text))
-        else:
+        if not document.text:
             problem = document.error or f"{document.id}: is empty; there is nothing to compile"
-            unreadable.append(InputError(problem if problem.startswith(name) else f"{name}: {problem}"))
-    if not texts and len(unreadable) == num_wrong:
+            raise InputError(problem if problem.startswith(name) else f"{name}: {problem}")
+        texts.append((document.id, document.text))
+    if not texts:
         raise InputError(f"{name}: has no lines; there is nothing to compile")
     return texts
 

@@ -106,6 +106,7 @@ REMOVED: dict[str, str] = {
     **dict.fromkeys(("tune --target-kl", "tune --target-left"), "use --target-answer-kl"),
     "tune --skip-long": "prompts that do not fit the model are left out anyway",
     "tune --seed": "questions are drawn with a fixed seed",
+    "compile --keep-going": "leave out the file that it names, or name its folder, whose unreadable files are skipped",
     **dict.fromkeys(("doctor -o", "doctor --output"), "use --json > FILE"),
     "tui --server": "GET /health says how a server is, and Prometheus reads /metrics",
 }

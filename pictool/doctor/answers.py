@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from pictool.doctor.verdict import Verdict, VerdictStatus
@@ -11,28 +10,25 @@ from pictool.engines.base import Engine
 from pictool.fidelity.divergence import MAX_KL, Divergence, measure_divergence
 from pictool.linker.grid import LabelledPolicy
 
+JUDGED = "legolink-16"  # fails if its answers are beyond `MAX_KL`; those of others are told
 
-@dataclass(frozen=True)
-class AnswerCheck:
-    """Whose answers are compared with full recompute, and which policy fails beyond `MAX_KL`: of others it is told."""
-
-    policies: tuple[LabelledPolicy, ...]
-    judged: str
+Policies = Sequence[LabelledPolicy]
 
 
-def examine_answers(engine: Engine, question: AnswerCheck) -> Iterator[Verdict]:
+def examine_answers(engine: Engine, policies: Policies) -> Iterator[Verdict]:
     """Compare linked answers with those of full recompute.
 
     Raises:
         PicError: as of `measure_divergence`.
     """
     section = f"answers of the {engine.name} engine"
-    measured = measure_divergence(engine, [labelled.policy for labelled in question.policies], is_timed=True)
-    for labelled, divergence in zip(question.policies, measured, strict=True):
-        yield _verdict(section, labelled.label, divergence, labelled.label == question.judged)
+    measured = measure_divergence(engine, [labelled.policy for labelled in policies], is_timed=True)
+    for labelled, divergence in zip(policies, measured, strict=True):
+        yield _verdict(section, labelled.label, divergence)
 
 
-def _verdict(section: str, label: str, divergence: Divergence, is_judged: bool) -> Verdict:
+def _verdict(section: str, label: str, divergence: Divergence) -> Verdict:
+    is_judged = label == JUDGED
     kl, ttft_s, full_s = divergence.mean_kl, median(divergence.ttft_s), median(divergence.full_ttft_s)
     if not kl < float("inf") or (is_judged and kl > MAX_KL):
         status = VerdictStatus.FAILED

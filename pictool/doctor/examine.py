@@ -6,16 +6,16 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from pictool.doctor.answers import AnswerCheck, examine_answers
+from pictool.doctor.answers import Policies, examine_answers
 from pictool.doctor.exactness import examine_exactness
 from pictool.doctor.surroundings import examine_surroundings
 from pictool.doctor.verdict import DoctorReport, OnVerdict, Verdict, VerdictStatus, facts_of, guarded
 from pictool.engines.torch import TorchEngine
-from pictool.linker.grid import label_of, parse_repeatable
-from pictool.linker.policies import BASELINE, make_policy
+from pictool.linker.grid import parse_repeatable
+from pictool.linker.policies import BASELINE
 from pictool.runtime.chat.template import has_date, make_frame
 from pictool.runtime.model import Model, is_gguf, load_model
 from pictool.store.store import Store
@@ -30,7 +30,6 @@ class Examination:
     Fields:
         model, device, dtype: as `load_model` takes them. store: whose disk is looked at.
         policies: whose answers are compared with full recompute.
-        judged: the policy that fails if its answers are too far from those.
     """
 
     model: str | None = None
@@ -38,7 +37,6 @@ class Examination:
     dtype: str = "auto"
     store: str | Path | None = None
     policies: Sequence[str] = POLICIES
-    judged: str = label_of(make_policy("legolink"))
 
 
 def examine(examination: Examination, on_verdict: OnVerdict = lambda _: None) -> DoctorReport:
@@ -50,22 +48,22 @@ def examine(examination: Examination, on_verdict: OnVerdict = lambda _: None) ->
     Raises:
         InputError: no such policy.
     """
-    question = AnswerCheck(tuple(parse_repeatable(examination.policies)), examination.judged)
+    policies = parse_repeatable(examination.policies)
     verdicts: list[Verdict] = []
-    for verdict in _verdicts(examination, question):
+    for verdict in _verdicts(examination, policies):
         verdicts.append(verdict)
         on_verdict(verdict)
     return DoctorReport(tuple(verdicts))
 
 
-def _verdicts(examination: Examination, question: AnswerCheck) -> Iterator[Verdict]:
+def _verdicts(examination: Examination, policies: Policies) -> Iterator[Verdict]:
     yield from examine_surroundings(Store(examination.store), examination.device)
     if is_gguf(examination.model):
         from pictool.doctor.gguf import examine_gguf
 
         name = examination.model or os.environ["PIC_MODEL"]
         with tempfile.TemporaryDirectory(prefix="pic-doctor-") as inside:
-            yield from examine_gguf(name, examination.device, examination.dtype, Path(inside), question)
+            yield from examine_gguf(name, examination.device, examination.dtype, Path(inside), policies)
         return
     opened: list[Model] = []
     yield from guarded("model", "model", lambda: _open(examination, opened))
@@ -73,7 +71,7 @@ def _verdicts(examination: Examination, question: AnswerCheck) -> Iterator[Verdi
         return
     yield from guarded("model", "prompts", lambda: _prompts(opened[0]))
     with tempfile.TemporaryDirectory(prefix="pic-doctor-") as inside:
-        yield from _on_torch(opened.pop(), Path(inside), question)
+        yield from _on_torch(opened.pop(), Path(inside), policies)
 
 
 def _open(examination: Examination, opened: list[Model]) -> Verdict:
@@ -107,8 +105,8 @@ def _prompts(model: Model) -> Verdict:
     return Verdict("model", "prompts", VerdictStatus.OK, text)
 
 
-def _on_torch(model: Model, objects: Path, question: AnswerCheck) -> Iterable[Verdict]:
+def _on_torch(model: Model, objects: Path, policies: Policies) -> Iterable[Verdict]:
     yield from guarded("exactness", "exactness", lambda: examine_exactness(model, Store(objects / "exactness")))
     engine = TorchEngine(model, Store(objects / "torch"))
-    question = replace(question, policies=tuple(each for each in question.policies if model.links(each.policy)))
-    yield from guarded("answers of the torch engine", "answers", lambda: examine_answers(engine, question))
+    linked = [each for each in policies if model.links(each.policy)]
+    yield from guarded("answers of the torch engine", "answers", lambda: examine_answers(engine, linked))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pictool.core import Chunk
-from pictool.doctor.answers import AnswerCheck, examine_answers
+from pictool.doctor.answers import Policies, examine_answers
 from pictool.doctor.verdict import Verdict, VerdictStatus, facts_of, guarded, within
 from pictool.engines import engine_of
 from pictool.engines.llamacpp.model import GgufModel, open_gguf
@@ -33,7 +33,7 @@ _NOISE_FACTOR, _MOST = 3.0, 0.5  # how far the engine's own noise raises a limit
 Layers = Sequence["LayerRows"]
 
 
-def examine_gguf(name: str, device: str, dtype: str, objects: Path, question: AnswerCheck) -> Iterator[Verdict]:
+def examine_gguf(name: str, device: str, dtype: str, objects: Path, policies: Policies) -> Iterator[Verdict]:
     """Examine a GGUF file; objects of the checks go below `objects`."""
     opened: list[GgufModel] = []
     yield from guarded("model", "model", lambda: _open(name, device, dtype, opened))
@@ -44,9 +44,8 @@ def examine_gguf(name: str, device: str, dtype: str, objects: Path, question: An
     yield from guarded(SECTION, "recomputing everything is full", lambda: check_everything(model, objects))
     yield from guarded(SECTION, "what was appended can be removed", lambda: check_removed(model, objects))
     engine = engine_of(model)(model, Store(objects / "answers"))
-    runnable = tuple(labelled for labelled in question.policies if model.links(labelled.policy))
-    check = AnswerCheck(runnable, question.judged)
-    yield from guarded("answers of the llamacpp engine", "answers", lambda: examine_answers(engine, check))
+    linked = [labelled for labelled in policies if model.links(labelled.policy)]
+    yield from guarded("answers of the llamacpp engine", "answers", lambda: examine_answers(engine, linked))
 
 
 def check_moved(model: GgufModel) -> Verdict:

@@ -7,7 +7,6 @@
 | `rouge_l` | F-measure of the longest common subsequence of words | `rouge-score`, Lin 2004 |
 | `contains` | 1 if the gold is part of the prediction, whatever the case | RULER `string_match_part` |
 | `json` | 1 if the prediction's first JSON object equals the gold's, in any order of keys | |
-| `json_form` | 1 if that object has the gold's keys, with values of the same types | |
 
 No golds at all score 0. Where a text has no words after normalisation (it is empty, an article, or punctuation), `f1`
 is 1 if the other has none either, and 0 otherwise: SQuAD's rule for "no answer". LongBench's own F1 is 0 in both cases.
@@ -73,16 +72,11 @@ def contains(prediction: str, golds: Sequence[str]) -> float:
 
 def json_equal(prediction: str, golds: Sequence[str]) -> float:
     """1.0 if the first JSON object in the prediction equals a gold's; text around it does not count."""
-    return _best(lambda text, gold: _is_alike(text, gold, is_equal=True), prediction, golds)
-
-
-def json_form(prediction: str, golds: Sequence[str]) -> float:
-    """1.0 if the first JSON object in the prediction has a gold's keys, with values of its types, at every depth."""
-    return _best(lambda text, gold: _is_alike(text, gold, is_equal=False), prediction, golds)
+    return _best(_json_equal, prediction, golds)
 
 
 METRICS: Mapping[str, Metric] = {
-    "f1": f1, "em": em, "rouge_l": rouge_l, "contains": contains, "json": json_equal, "json_form": json_form,
+    "f1": f1, "em": em, "rouge_l": rouge_l, "contains": contains, "json": json_equal,
 }  # fmt: skip
 
 
@@ -104,24 +98,16 @@ def _contains(prediction: str, gold: str) -> float:
 
 
 def _first_object(text: str) -> Any:
-    """The JSON object that begins at the first brace; None: there is none."""
+    """The JSON object that begins at the first brace, its numbers of one type; None: there is none."""
     try:
-        return json.JSONDecoder().raw_decode(text[text.index("{") :])[0]
+        return json.JSONDecoder(parse_int=float).raw_decode(text[text.index("{") :])[0]
     except (ValueError, RecursionError):
         return None
 
 
-def _is_alike(prediction: str, gold: str, is_equal: bool) -> float:
+def _json_equal(prediction: str, gold: str) -> float:
     predicted, right = _first_object(prediction), _first_object(gold)
-    is_alike = right is not None and _form(predicted) == _form(right) and (predicted == right or not is_equal)
-    return float(is_alike)
-
-
-def _form(value: Any) -> Any:
-    """An object's keys and the types of its values; all numbers are of one type."""
-    if isinstance(value, dict):
-        return {key: _form(item) for key, item in value.items()}
-    return float if type(value) is int else type(value)
+    return float(right is not None and json.dumps(predicted, sort_keys=True) == json.dumps(right, sort_keys=True))
 
 
 @cache

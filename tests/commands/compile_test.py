@@ -246,26 +246,22 @@ def test_chunks_overlap(model: Path, texts: tuple[Path, Path]) -> None:
     assert pic("compile", "a.txt", "-m", model, "--chunk-tokens", 4, "--overlap", 4).code == 2
 
 
-def test_every_file_that_cannot_be_read_is_named_and_the_others_compile_with_keep_going(model: Path) -> None:
+def test_the_first_text_that_cannot_be_read_is_named(model: Path) -> None:
     write("a.txt", TEXT), write("b.pdf", b"%PDF-1.7 x"), write("blank.txt", " \n\t\n")
-    files = ("a.txt", "b.pdf", "blank.txt", "none.txt")
-    refused = pic("compile", *files, "-m", model)
-    assert refused.code == 1 and refused.out == "" and "3 texts; --keep-going" in refused.err
-    for problem in ("b.pdf: is a PDF, not text", "blank.txt: has nothing but white space", "none.txt: cannot be read"):
-        assert problem in refused.err
-    done = pic("compile", *files, "-m", model, "--keep-going")
-    assert done.code == 1 and done.out.endswith("new  a.txt\n") and "3 texts left out, as b.pdf" in done.err
+    for name, problem in (
+        ("b.pdf", "is a PDF, not text"),
+        ("blank.txt", "white space"),
+        ("none.txt", "cannot be read"),
+    ):
+        refused = pic("compile", "a.txt", name, "-m", model)
+        assert (refused.code, refused.out) == (1, "") and name in refused.err and problem in refused.err
 
 
-def test_a_record_that_is_wrong_stops_no_other_with_keep_going(model: Path) -> None:
-    wrong = ('{"id": "b", "text": ""}', "{bad", '{"id": "c", "text": 5}', '{"text": "no id"}')
-    write("r.jsonl", "\n".join([f'{{"id": "a", "text": "{line}"}}' for line in ("The mill.", "The quay.")] + [*wrong]))
-    for more in ((), ("--id-column", "id")):
-        done = pic("compile", "r.jsonl", write("a.txt", TEXT), "-m", model, "--keep-going", "--force", *more)
-        left_out = [line for line in done.err.splitlines() if line.startswith("pic: left out: ")]
-        assert done.code == 1 and len(left_out) == 3 + bool(more) and all("r.jsonl" in line for line in left_out)
-        assert done.out.count("\n") == 4 - bool(more)
-    assert pic("compile", "r.jsonl", "-m", model).code == 1
+@pytest.mark.parametrize("wrong", ['{"id": "b", "text": ""}', "{bad", '{"id": "c", "text": 5}'])
+def test_a_record_that_is_wrong_is_named(model: Path, wrong: str) -> None:
+    write("r.jsonl", '{"id": "a", "text": "The mill."}\n' + wrong)
+    refused = pic("compile", "r.jsonl", "-m", model)
+    assert (refused.code, refused.out) == (1, "") and "r.jsonl" in refused.err
 
 
 def test_html_is_compiled_with_a_note(model: Path) -> None:

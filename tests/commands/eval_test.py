@@ -111,7 +111,7 @@ def test_a_metric_needs_no_new_run(run: Run) -> None:
     run()
     outcome = run(metric="contains")
     assert "answers" not in outcome.err and outcome.out.splitlines()[2].split()[1] == "contains"
-    names = "f1, em, rouge_l, contains, json, json_form"
+    names = "f1, em, rouge_l, contains, json"
     assert run(metric="bleu").err == f"pic: error: metric 'bleu': must be one of {names}\n"
 
 

@@ -11,7 +11,7 @@ import torch
 from commands.run import pic
 from subjects import subject
 
-from pictool.doctor.answers import AnswerCheck, examine_answers
+from pictool.doctor.answers import examine_answers
 from pictool.doctor.surroundings import examine_surroundings
 from pictool.doctor.verdict import DoctorReport, Verdict, VerdictStatus
 from pictool.engines.torch import TorchEngine
@@ -57,22 +57,26 @@ def test_an_accelerator_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) 
 # Answers
 
 
-def answers(store: Store, judged: str) -> list[Verdict]:
-    question = AnswerCheck(tuple(parse_grid(["naive", "legolink:k=999"])), judged)
-    return list(examine_answers(TorchEngine(subject("llama").model, store), question))
+POLICIES = parse_grid(["naive", "legolink:k=999"])
+
+
+def answers(store: Store) -> list[Verdict]:
+    return list(examine_answers(TorchEngine(subject("llama").model, store), POLICIES))
 
 
 def test_a_policy_is_judged_by_its_divergence(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    naive, everything = answers(store, "legolink-999")
+    monkeypatch.setattr("pictool.doctor.answers.JUDGED", "legolink-999")
+    naive, everything = answers(store)
     assert (naive.status, everything.status) == (VerdictStatus.NOTE, VerdictStatus.OK)
     assert everything.values["kl"] < 1e-6 < naive.values["kl"]
     monkeypatch.setattr("pictool.doctor.answers.MAX_KL", naive.values["kl"] / 2)
-    assert [verdict.status for verdict in answers(store, "naive")] == [VerdictStatus.FAILED, VerdictStatus.NOTE]
+    monkeypatch.setattr("pictool.doctor.answers.JUDGED", "naive")
+    assert [verdict.status for verdict in answers(store)] == [VerdictStatus.FAILED, VerdictStatus.NOTE]
 
 
 def test_answers_that_are_not_finite_fail(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(divergence, "first_token_kl", lambda *_: float("nan"))
-    assert {verdict.status for verdict in answers(store, "")} == {VerdictStatus.FAILED}
+    assert {verdict.status for verdict in answers(store)} == {VerdictStatus.FAILED}
 
 
 # The command

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from pictool.commands.console.errors import UsageError
-from pictool.commands.settings.options import COMPILING, OPTIONS, ChunkOption, argument, option
+from pictool.commands.settings.options import COMPILING, ChunkOption, argument, option
 from pictool.commands.settings.types import parse_splitter
 
 if TYPE_CHECKING:
@@ -19,12 +19,6 @@ class Compilation:
     """What a command line says of how texts are compiled."""
 
     files: Annotated[list[str], argument("FILE", "UTF-8 text files, or folders of them; - is stdin.")]
-    keep_going: Annotated[
-        bool,
-        option(
-            "--keep-going", None, "Compile the other texts if some cannot be read; the exit code is still 1.", OPTIONS
-        ),
-    ] = False
     force: Annotated[bool, option("--force", None, "Compile again what the store has.")] = False
     chunk_tokens: ChunkOption = None
     overlap: Annotated[
