@@ -133,10 +133,10 @@ class EngineBackend(Backend):
         return has_object(self._store, key, self._base.target)
 
     async def retrieve(
-        self, wanted: DocumentQuery, tenant: Tenant, linking: Linking, texts: Sequence[str], max_new_tokens: int
+        self, query: DocumentQuery, tenant: Tenant, linking: Linking, texts: Sequence[str], max_new_tokens: int
     ) -> tuple[RetrievedDocument, ...]:
         sinks = self._policy_of(linking).needs.sinks
-        return await asyncio.to_thread(self._texts.find, wanted, tenant.salt, sinks, texts, max_new_tokens)
+        return await asyncio.to_thread(self._texts.find, query, tenant.salt, sinks, texts, max_new_tokens)
 
     def _status(self, waiting: int, active: int, pool: PoolCounts | None = None) -> BackendStatus:
         return BackendStatus(
