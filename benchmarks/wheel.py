@@ -89,9 +89,8 @@ os._exit(0)
     "quantized": "import accelerate, compressed_tensors",
     "torchao": "import torchao",
     "llamacpp": """
-from pictool.engines.llamacpp.engine import LlamaCppEngine
-LlamaCppEngine.require_installed()
 import llama_cpp
+import pictool.engines.llamacpp.engine
 print(llama_cpp.llama_print_system_info())
 """,
     "structured": """

@@ -18,7 +18,7 @@ from pictool.commands.console.errors import UsageError
 from pictool.commands.console.verbosity import is_verbose, note
 from pictool.commands.linking.request import policy_of_settings
 from pictool.commands.ray.serve import FleetOptions, opened_fleet
-from pictool.commands.settings.engine import engine_name, find_engine
+from pictool.commands.settings.engine import find_engine
 from pictool.commands.settings.options import (
     ANSWER,
     COMPILING,
@@ -206,13 +206,11 @@ def run_serve(
     fleet.check({name: getattr(options, field) != getattr(ServeOptions(), field) for name, field in _ALONE}, settings)
     is_vllm = options.engine == SERVED and not is_gguf(settings.model)
     if not is_vllm:
-        engine_name(options.engine, settings.model)
+        find_engine(options.engine, model=settings.model)
     find_policy(options, settings)
     require_name(settings.model)
     check_upstream(options, fleet, settings)
     check_vllm(options, settings, fleet, is_vllm, more or [])
-    if fleet.ray is None and not is_vllm:
-        find_engine(options.engine, model=settings.model)  # replicas have theirs on their machines
     serve_here(options, fleet, settings, (more or []) if is_vllm else None)
 
 

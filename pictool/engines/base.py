@@ -231,10 +231,6 @@ class Engine(ABC):
     def close(self) -> None:  # noqa: B027 (most engines hold nothing)
         """Give back what the engine holds."""
 
-    @classmethod  # noqa: B027 (most engines need nothing)
-    def require_installed(cls) -> None:
-        """Raise InputError, with the remedy, if a package that the engine needs is not installed."""
-
     @classmethod
     def require(cls, feature: Feature, what: str) -> None:
         """Refuse what this engine cannot do.

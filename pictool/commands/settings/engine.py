@@ -36,33 +36,22 @@ def find_engine(name: str | None, needed: dict[Feature, str] | None = None, mode
 
     Raises:
         UsageError: no such engine, or it has no such feature.
-        InputError: it is not installed.
     """
-    from pictool.engines import engine_class
-
-    name = engine_name(name, model)
-    engine = engine_class(name)
-    for feature, option in (needed or {}).items():
-        if feature not in engine.supports:
-            raise UsageError(f"--engine {name}: has no {option}; use another engine")
-    engine.require_installed()
-    return engine
-
-
-def engine_name(name: str | None, model: str | None = None) -> str:
-    """The name of an engine, which need not be installed here; by default that of the model. Raises UsageError."""
-    from pictool.engines import DEFAULT, GGUF, NOT_HERE, SERVED, engine_names
+    from pictool.engines import DEFAULT, GGUF, NOT_HERE, SERVED, engine_class, engine_names
     from pictool.runtime.model import is_gguf
 
-    if name is None:
-        return GGUF if is_gguf(model) else DEFAULT
     if name in (DEFAULT, SERVED) and is_gguf(model):
         raise UsageError(f"--engine {name}: does not run GGUF files such as {model}; leave --engine out")
     if name == SERVED:
         raise UsageError(f"--engine {name}: {NOT_HERE}")
+    name = name or (GGUF if is_gguf(model) else DEFAULT)
     if name not in engine_names():
         raise UsageError(f"--engine {name}: must be {' or '.join(engine_names())}")
-    return name
+    engine = engine_class(name)
+    for feature, option in (needed or {}).items():
+        if feature not in engine.supports:
+            raise UsageError(f"--engine {name}: has no {option}; use another engine")
+    return engine
 
 
 def runnable(model: Model, policies: Sequence[P]) -> list[P]:

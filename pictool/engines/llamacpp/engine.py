@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
 from pictool.engines.base import Feature
-from pictool.engines.llamacpp.library import INSTALL
 from pictool.engines.llamacpp.model import GgufModel
 from pictool.engines.torch import TorchEngine
 from pictool.errors import InputError
@@ -30,8 +28,3 @@ class LlamaCppEngine(TorchEngine):
         if not isinstance(model, GgufModel):
             raise InputError(f"--engine llamacpp: runs GGUF files, but {model.name} is not one; name one with -m")
         super().__init__(model, store, pool_bytes, residents)
-
-    @classmethod
-    def require_installed(cls) -> None:
-        if find_spec("llama_cpp") is None:
-            raise InputError(INSTALL)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pictool.compiler.chunking import make_chunk
-from pictool.compiler.compile import CODEC, Compiled, compile_chunks
+from pictool.compiler.compile import CODEC, compile_chunks, object_key
 from pictool.core import PromptText, TokenIds
 from pictool.engines import engine_of
 from pictool.engines.base import Answer, Engine, compare_answers
@@ -170,12 +170,13 @@ class TorchBackend(EngineBackend):
             send(TailEvent(pieces[-1].text if isinstance(pieces[-1], PromptText) else ""))
         for index, piece in enumerate(pieces):
             if isinstance(piece, MarkedText) and policy.needs.objects:  # each may take as long as an answer
+                chunk = make_chunk(model, piece.text, _MARKED)
                 try:
-                    done = self._compile_marked(piece.text, model, policy)
-                    marked.append(CompiledText(done.key, len(done.chunk), done.is_new))
+                    (done,) = compile_chunks(model, self._store, [chunk], self._options(policy), check=False)
+                    marked.append(CompiledText(done.key, len(chunk), done.is_new))
                 except StoreError as error:
                     log.warning("pic: a marked text is computed exactly: %s", error)
-                    lacks, pieces[index] = _NOT_KEPT, UnstoredText(make_chunk(model, piece.text, _MARKED).tokens)
+                    lacks, pieces[index] = _NOT_KEPT, UnstoredText(chunk.tokens)
                 turns.checkpoint()
         plan, prompt_layout = self._plan(work, pieces, model, policy)
         self._answer_plan(work, model, plan, replace(prompt_layout, marked=tuple(marked)), lacks, send)
@@ -270,21 +271,12 @@ class TorchBackend(EngineBackend):
         require_room(model, num_tokens)
 
     def _object(self, piece: ObjectReference | MarkedText, model: Model, policy: Policy) -> tuple[str, TokenIds]:
-        """The object of a piece; that of a marked text is compiled if need be. Under `full` its tokens are enough."""
-        if isinstance(piece, MarkedText):
-            return self._marked(piece.text, model, policy)
-        return leased_object(self._store, piece.key, model, log)
-
-    def _marked(self, text: str, model: Model, policy: Policy) -> tuple[str, TokenIds]:
-        if not policy.needs.objects:
-            return "", np.asarray(make_chunk(model, text, _MARKED).tokens, dtype=np.int32)
-        done = self._compile_marked(text, model, policy)
-        return done.key, np.asarray(done.chunk.tokens, dtype=np.int32)
-
-    def _compile_marked(self, text: str, model: Model, policy: Policy) -> Compiled:
-        chunk = make_chunk(model, text, _MARKED)
-        (done,) = compile_chunks(model, self._store, [chunk], self._options(policy), check=False)
-        return done
+        """The object of a piece, that of a marked text too, which has been compiled; under `full` its tokens alone."""
+        if not isinstance(piece, MarkedText):
+            return leased_object(self._store, piece.key, model, log)
+        chunk = make_chunk(model, piece.text, _MARKED)
+        key = object_key(model, chunk, self._options(policy)) if policy.needs.objects else ""
+        return key, np.asarray(chunk.tokens, dtype=np.int32)
 
     def _head_key(self, model: Model, head: TokenIds) -> str | None:
         """The object of a head, if it was compiled: it is where it was compiled, so it is exact."""
