@@ -62,6 +62,7 @@ def test_a_stored_beginning_is_shown_and_verified(hybrid: Path) -> None:
     assert pic("store", "verify", "--store", "st").code == 0
 
 
+@pytest.mark.usefixtures("few_probes")
 def test_eval_and_tune_take_a_hybrid(hybrid: Path) -> None:
     records = [{"documents": ["a.txt", "b.txt"], "query": "Who knows?", "answers": ["nobody"], "id": "one"}]
     write("q.jsonl", "\n".join(map(json.dumps, records)))
