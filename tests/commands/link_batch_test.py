@@ -120,7 +120,7 @@ def test_what_cannot_be_done_is_refused(run: Run, more: list[str], code: int, me
 def test_a_line_that_cannot_be_used_is_named(run: Run) -> None:
     write("q/requests.jsonl", '{"documents": ["a.txt"], "query": "Who?"}\n{"documents": ["a.txt"], "qery": "Who?"}\n')
     outcome = run()
-    assert outcome.code == 1 and "q/requests.jsonl: line 2: unknown key qery" in outcome.err
+    assert outcome.code == 1 and "q/requests.jsonl: line 2: " in outcome.err and "qery" in outcome.err
 
 
 def test_one_link_is_verified_by_what_it_asks(model: Path, texts: tuple[Path, Path]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from pictool.errors import InputError
 from pictool.eval.datasets.world import MAX_CHUNKS, World
-from pictool.world.generate import KINDS, write_prompt
+from pictool.world.generate import write_prompt
 
 ROOT = Path(__file__).parents[3]
 
@@ -72,7 +72,3 @@ def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
         list(World(**fields).cases())
     assert message in str(caught.value)
-
-
-def test_the_kinds_are_those_of_the_world() -> None:
-    assert World().kinds == KINDS
