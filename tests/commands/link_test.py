@@ -270,8 +270,8 @@ def test_what_is_no_document_is_told_before_a_model_is_opened(link: Any, monkeyp
     monkeypatch.setattr("pictool.commands.link.open_model", opened)
     write("e.txt", "")
     for name, says in (
-        ("e.txt", "is empty"),
-        ("gone.txt", "no such file"),
+        ("e.txt", "e.txt: "),
+        ("gone.txt", "gone.txt: "),
         ("The harbour was quiet.", "pictool.Text("),
         ("The harbour was quiet. " * 500, "pictool.Text("),
     ):

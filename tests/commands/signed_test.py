@@ -54,7 +54,7 @@ def test_only_what_a_trusted_key_signed_is_linked(model: Path, config: Path) -> 
     link = ("link", *keys, *QUERY, "-m", model, "--json")
     answer = pic(*link).json["answer"]
     refused = pic(*link, "--require-signed")
-    assert refused.code == 1 and "no such list of signers; begin one with pic store trust" in refused.err
+    assert refused.code == 1 and "pic store trust" in refused.err
     assert pic("store", "trust", "me", public).out == f"{public}  me\n"
     assert (config / "signers").stat().st_mode & 0o777 == 0o644
     refused = pic(*link, "--require-signed")

@@ -41,8 +41,8 @@ def test_a_label_names_an_equal_policy_again() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("lego", "algorithm 'lego': must be one of cacheblend, fixup, full"),
-        ("legolink:k=x", "legolink: k='x' must be of type int"),
+        ("lego", "algorithm 'lego'"),
+        ("legolink:k=x", "legolink: k='x'"),
     ],
 )
 def test_what_is_refused(spec: str, message: str) -> None:

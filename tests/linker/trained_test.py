@@ -44,7 +44,7 @@ def ask(model: Model, store: Store, prompt: WorldPrompt, question: Question, pol
 @pytest.mark.parametrize("name", [*KINDS, *HYBRIDS])
 def test_linked_answers_are_right_and_blind_reuse_answers_fewer(name: str, store: Store) -> None:
     model, right, asked = trained(name), {"full": 0, "legolink-16": 0, "naive": 0}, 0
-    for prompt in prompts(name, 8):
+    for prompt in prompts(name, 6):
         for question in [question for question in prompt.questions if question.kind == "carried"][:4]:
             asked += 1
             for policy in right:

