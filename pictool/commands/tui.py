@@ -51,7 +51,6 @@ def open_app(names: Sequence[str], settings: Settings, job: Job) -> PicApp:
     Raises:
         PicError: a trace that cannot be read, or a directory that is no store.
     """
-    from pictool.spans.runs import read_run
     from pictool.tui.app import PicApp
     from pictool.tui.services import LoadedTrace, is_run_path
 
@@ -60,7 +59,11 @@ def open_app(names: Sequence[str], settings: Settings, job: Job) -> PicApp:
     traces = [LoadedTrace.read(Path(name)) for name in names if not Path(name).is_dir() and Path(name) not in runs]
     if runs and (len(runs) > 1 or traces):
         raise UsageError(f"{runs[0]}: the run of a query must be shown alone; open the traces from its calls")
-    return PicApp(store, traces, job, read_run(runs[0]) if runs else None)
+    if not runs:
+        return PicApp(store, traces, job)
+    from pictool.spans.runs import read_run  # it imports numpy, which the other screens do without
+
+    return PicApp(store, traces, job, read_run(runs[0]))
 
 
 def named_store(names: Sequence[str], settings: Settings) -> str | None:

@@ -85,7 +85,7 @@ def test_names_and_texts_of_objects(on_terminal: Callable[..., Shown]) -> None:
         assert shown.code == 0 and not steering(shown.out + shown.err), command
         if "--json" in command:
             assert json.loads(shown.out)[0]["text"] == TEXT
-    for options in ((), ("--text",), ("--layers",), ("--json", "--text")):
+    for options in ((), ("--text",), ("--json", "--text")):
         shown = on_terminal("inspect", store.path(key), *options)
         assert shown.code == 0 and not steering(shown.out + shown.err), options
     store.path(key).write_bytes(store.path(key).read_bytes()[:-1] + b"x")

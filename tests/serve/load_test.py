@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from pictool.linker.grid import parse_policy
+from pictool.runtime import turns
 from pictool.runtime.decode import Step, generate_steps
 from pictool.serve.backends.base import BackendSettings
 from pictool.serve.tenants import Keys, Tenant
@@ -87,6 +88,7 @@ def released(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         steps = generate_steps(*options)
         yield (first := next(steps))
         while not event.wait(0.01):
+            turns.checkpoint("step")
             yield replace(first, text="")
         yield from steps
 
