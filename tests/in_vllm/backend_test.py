@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
@@ -513,30 +513,47 @@ def test_what_vllm_cannot_link_for_is_refused_by_name(served: Served) -> None:
             assert response.status_code == status and word in response.json()["error"]["message"]
 
 
-def test_the_queue_is_bounded_and_who_goes_away_leaves_it(served: Served) -> None:
-    """Two stream, three wait, the next is refused (`--active 2 --queue 3`); in the end nobody waits or runs."""
+@contextmanager
+def both_places(served: Served, client: httpx.Client) -> Iterator[list[httpx.Response]]:
+    """Two answers of some seconds that stream at once; asked for anew if one has ended before the other began."""
     body = ASK | {"messages": user("Why is it so long?"), "max_tokens": 900, "stream": True}
     body["logit_bias"] = {str(served.world.model.encode("long")[-1]): 100}  # each token is text, and none ends it
+    while True:
+        with ExitStack() as opened:
+            streams = [opened.enter_context(client.stream("POST", "/v1/chat/completions", json=body)) for _ in range(2)]
+            assert [stream.status_code for stream in streams] == [200, 200]
+            if client.get("/health").json()["active"] == 2:
+                yield streams
+                return
+
+
+SHORT = ASK | {"messages": user("Why?"), "max_tokens": 1}
+
+
+def test_who_goes_away_waits_no_more(served: Served) -> None:
+    with served.client() as alice:
+        with both_places(served, alice), pytest.raises(httpx.ReadTimeout):
+            alice.post("/v1/chat/completions", json=SHORT, timeout=0.3)
+        wait_for(lambda: all(alice.get("/health").json()[name] == 0 for name in ("waiting", "active")))
+
+
+def test_the_queue_is_bounded(served: Served) -> None:
+    """Two stream, three wait, the next is refused (`--active 2 --queue 3`); in the end nobody waits or runs."""
     with ExitStack() as opened:
         alice = opened.enter_context(served.client())
         bob = opened.enter_context(served.client("bob"))
-        streams = [opened.enter_context(alice.stream("POST", "/v1/chat/completions", json=body)) for _ in range(2)]
-        assert [stream.status_code for stream in streams] == [200, 200]
         threads = opened.enter_context(ThreadPoolExecutor(8))
-        short = ASK | {"messages": user("Why?"), "max_tokens": 1}
-        with pytest.raises(httpx.ReadTimeout):  # gives up, and waits no more
-            alice.post("/v1/chat/completions", json=short, timeout=0.3)
-        wait_for(lambda: alice.get("/health").json()["waiting"] == 0)
-        waiting = [threads.submit(alice.post, "/v1/chat/completions", json=short) for _ in range(3)]
-        wait_for(lambda: alice.get("/health").json()["waiting"] == 3)
-        refused = alice.post("/v1/chat/completions", json=short)
-        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
-        assert refused.json()["error"]["code"] == "queue_full"
-        taking = threads.submit(bob.post, "/v1/chat/completions", json=short)  # takes the place of alice's last
-        (lost,) = wait(waiting, 60, FIRST_COMPLETED).done
-        assert lost.result().status_code == 429
-        for stream in streams:  # go away in the middle
-            stream.close()
+        with both_places(served, alice) as streams:
+            waiting = [threads.submit(alice.post, "/v1/chat/completions", json=SHORT) for _ in range(3)]
+            wait_for(lambda: alice.get("/health").json()["waiting"] == 3)
+            refused = alice.post("/v1/chat/completions", json=SHORT)
+            assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+            assert refused.json()["error"]["code"] == "queue_full"
+            taking = threads.submit(bob.post, "/v1/chat/completions", json=SHORT)  # takes the place of alice's last
+            (lost,) = wait(waiting, 60, FIRST_COMPLETED).done
+            assert lost.result().status_code == 429
+            for stream in streams:  # go away in the middle
+                stream.close()
         assert taking.result(60).status_code == 200
         assert sorted(answer.result(60).status_code for answer in waiting) == [200, 200, 429]
         wait_for(lambda: all(alice.get("/health").json()[name] == 0 for name in ("waiting", "active")))
