@@ -77,11 +77,8 @@ def measure_divergence(engine: Engine, policies: Sequence[Policy], is_timed: boo
 def made_up_book(seed: int) -> tuple[list[str], list[str]]:
     """Pages about made-up towns, and the town of each, which only the page before names: a page says `It`."""
     rng = random.Random(seed)
-    towns, rivers, festivals = (
-        rng.sample(_TOWNS, _PAGES + 1),
-        rng.sample(_RIVERS, _PAGES),
-        rng.sample(_FESTIVALS, _PAGES),
-    )
+    towns = rng.sample(_TOWNS, _PAGES + 1)
+    rivers, festivals = rng.sample(_RIVERS, _PAGES), rng.sample(_FESTIVALS, _PAGES)
     pages = list[str]()
     for (town, following), river, festival in zip(pairwise(towns), rivers, festivals, strict=True):
         start = "It" if pages else f"Here begins a new book. {town}"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,14 @@ def test_the_program_names_the_replacement() -> None:
             done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr.startswith(f"pic: error: {named}: ")
         )
     assert all(str(removed.replacement(named.split())).startswith(f"{named}: ") for named in removed.REMOVED)
+
+
+def test_what_replaces_a_thing_that_has_left_is_there() -> None:
+    for named in removed.REMOVED:
+        command = named.split()[0]
+        for word, following in pairwise([*str(removed.replacement(named.split())).split(": ", 1)[1].split(), ""]):
+            command = following if word == "pic" else command
+            assert f"{command} {word.strip(',;()')}" not in {*removed.REMOVED} - {named}, named
 
 
 def test_commands_and_options_are_few() -> None:
