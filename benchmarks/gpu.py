@@ -62,6 +62,7 @@ def parts() -> list[Part]:
         Part("kinds", (*module, "kinds"), 120),
         # torch's own sanitizer of races between streams; it traces every kernel, so it is slow
         Part("race", (*module, "race"), 60, () if os.environ.get(REHEARSAL) else (("TORCH_CUDA_SANITIZER", "1"),)),
+        Part("links", (*module, "links"), 480),
     ]
 
 

@@ -18,6 +18,7 @@ from benchmarks import attention_kinds
 from benchmarks.breakdown import bench_breakdown
 from benchmarks.context import ContextOptions, free_memory, make_prompts
 from benchmarks.gpu import REHEARSAL
+from benchmarks.gpu_links import OPTIONS, REHEARSAL_OPTIONS, measure_links
 from benchmarks.roofline import Rates, measure_rates, prompt_flops
 from pictool.bench.options import PromptOptions
 from pictool.bench.prompts import BenchPrompt
@@ -169,6 +170,12 @@ def kinds() -> bool:
     return True
 
 
+def links() -> bool:
+    """Launches, replays and copies; links with graphs beside those without; each a line of links.jsonl at once."""
+    out = Path(os.environ["PIC_GPU_OUT"])
+    return measure_links(subject, REHEARSAL_OPTIONS if IS_REHEARSAL else OPTIONS, out)
+
+
 def model_bytes(model: Model, sample: Measurement, tokens: int) -> float:
     """Bytes of KV that are copied to the device: of all rows that are not computed, from whatever tier."""
     shape = model.geometry
@@ -207,7 +214,7 @@ def race() -> bool:
 
 PARTS: Mapping[str, Callable[[], bool]] = {
     "doctor": doctor, "shape": shape, "bench-sync": sync, "bench-breakdown": breakdown, "bench-context": context,
-    "kinds": kinds, "race": race,
+    "kinds": kinds, "race": race, "links": links,
 }  # fmt: skip
 
 

@@ -23,8 +23,7 @@ import numpy as np
 import torch
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3NextConfig
 
-from benchmarks.fixups import interval, questions_of
-from benchmarks.hybrids import prompt_of
+from benchmarks.hybrids import interval, prompt_of, questions_of
 from benchmarks.output import write_results
 from pictool import Chunk, Model, Sampling, Store, generate, link, load_model, make_policy, wrap_model
 from pictool.bench.prompts import random_chunks, random_tail

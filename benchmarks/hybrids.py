@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,12 +26,13 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from benchmarks.fixups import Record, interval, questions_of, summarise_all
 from benchmarks.output import write_results
 from pictool import Chunk, Model, Policy, Sampling, Store, generate, link, load_model, make_policy
 from pictool.core import Layout
 from pictool.engines.base import first_token_kl
+from pictool.eval.statistics import ratio_interval
 from pictool.runtime.attention import Rows
 from pictool.runtime.chat.template import make_frame
 from pictool.runtime.decode import forced_logits
@@ -40,7 +41,7 @@ from pictool.runtime.memory.states import StateMap
 from pictool.runtime.prefill import ChunkKV, prefill_stateful
 from pictool.runtime.stack import LayerStack
 from training.score import HELD_OUT
-from training.world.generate import BOOKS, KINDS, PageShape, World, WorldPrompt, write_prompt
+from training.world.generate import BOOKS, KINDS, PageShape, Question, World, WorldPrompt, write_prompt
 from training.zoo import HYBRIDS, MODELS
 
 WORLDS = {"embedded": BOOKS} | {name: member.world for name, member in HYBRIDS.items()}
@@ -49,6 +50,8 @@ CHUNKS = 6
 SHARES = (0.1, 0.2, 0.3, 0.5)
 PREFILL = "pictool.runtime.prefill.prefill_stateful"
 
+Numbers = NDArray[np.float64]
+Record = dict[str, Any]  # of one prompt under one variant: right, kl, kinds [questions], and rows
 Stored = tuple[ChunkKV, list[StateMap]]
 Change = Callable[[Stored, Stored], Stored]  # (of the chunk alone, in its context) → what is stored
 
@@ -193,6 +196,44 @@ def measure_prompt(model: Model, prompt: WorldPrompt, per_kind: int) -> dict[str
             "kinds": np.asarray([KINDS.index(question.kind) for question in questions]), "tokens": mean,
         }  # fmt: skip
     return records
+
+
+def questions_of(world: WorldPrompt, per_kind: int) -> list[Question]:
+    return [question for kind in KINDS for question in [q for q in world.questions if q.kind == kind][:per_kind]]
+
+
+def interval(values: Numbers, base: Numbers) -> list[float | None]:
+    """95 % bootstrap interval of Σ values ÷ Σ base, over prompts."""
+    if not np.abs(values).any():
+        return [0.0, 0.0]
+    return [None, None] if len(values) < 2 else [round(bound, 4) for bound in ratio_interval(values, base)]
+
+
+def summarise(records: Sequence[Record], full: Sequence[Record], naive: Sequence[Record]) -> Record:
+    """Of one variant's records, one a prompt."""
+    count = np.asarray([len(record["right"]) for record in records], dtype=float)
+    right, best, worst = (np.asarray([each["right"].sum() for each in several]) for several in (records, full, naive))
+    kl = np.asarray([record["kl"].sum() for record in records])
+    hits, kinds = (np.concatenate([record[field] for record in records]) for field in ("right", "kinds"))
+    lost = best.sum() - worst.sum()
+    return {
+        "rows": round(float(np.mean([record["rows"] for record in records])), 4),
+        "right": round(float(right.sum() / count.sum()), 4),
+        "right_interval": interval(right, count),
+        "won_back": round(float((right - worst).sum() / lost), 4) if lost else None,
+        "won_back_interval": interval(right - worst, best - worst) if lost else [None, None],
+        "kl": round(float(kl.sum() / count.sum()), 5),
+        "kl_interval": interval(kl, count),
+        "by_kind": {
+            kind: round(float(hits[kinds == i].mean()), 4) for i, kind in enumerate(KINDS) if (kinds == i).any()
+        },
+    }
+
+
+def summarise_all(prompts: Sequence[Mapping[str, Record]]) -> dict[str, Record]:
+    """Of every variant."""
+    full, naive = ([records[label] for records in prompts] for label in ("full", "naive"))
+    return {label: summarise([records[label] for records in prompts], full, naive) for label in prompts[0]}
 
 
 def summary(prompts: Sequence[dict[str, Record]]) -> dict[str, Any]:

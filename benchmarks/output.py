@@ -13,6 +13,8 @@ from pictool.runtime.machine import machine
 
 def write_results(path: Path, results: Mapping[str, Any]) -> None:
     """Write a results file as JSON."""
-    command = " ".join(["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+    script = Path(sys.argv[0])
+    name = script.parent.name if script.name == "__main__.py" else script.stem
+    command = " ".join(["python -m", f"benchmarks.{name}", *sys.argv[1:]])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"command": command, "machine": machine(), **results}, indent=1) + "\n")

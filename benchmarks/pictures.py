@@ -42,7 +42,7 @@ _STYLES = {
     "legolink-0": PlotStyle("*", "#1a1a1a", 13.0, ("#17becf",)),
     "cacheblend": PlotStyle("s", "Oranges", 7.0, ("#d94801", "#fd8d3c", "#fdae6b", "#fdd0a2")),
     "speccache": PlotStyle("^", "Greens", line_colors=("#006d2c", "#31a354", "#74c476")),
-    "fixup": PlotStyle("v", "Reds"),
+    "prophet": PlotStyle("v", "Reds"),
     "transformers": PlotStyle(line_colors=("#8c8c8c",)),
 }
 _STYLE: Any = {

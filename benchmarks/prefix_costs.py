@@ -151,7 +151,7 @@ class Turns:
 
         def run() -> None:
             always = always_computed(prompt, plan.required)
-            fusor = Fusor(image, Narrowing(prompt, FULL, FULL.select(prompt), always, exact), plan.required)
+            fusor = Fusor(image, Narrowing(prompt, FULL, FULL.select(prompt), always, exact))
             for layer in range(image.stack.num_layers):
                 fusor.prefill_layer(layer)
             fusor.finish()

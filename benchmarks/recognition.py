@@ -31,8 +31,8 @@ LENGTHS = (20, 1000)  # of documents, from and to
 
 def put(store: Store, tokens: TokenIds, salt: str = "") -> None:
     part = bytes(4 * len(tokens))
-    own = TARGET.identify(tokens, 0, "none", salt)
-    meta = ObjectMeta(own.key, TARGET, len(tokens), 0, "none", salted=own.salted)
+    own = TARGET.identify(tokens, "none", salt)
+    meta = ObjectMeta(own.key, TARGET, len(tokens), "none", salted=own.salted)
     store.put(CompiledChunk(meta, "text", tokens, [(part, part)]), durable=False)
 
 
@@ -64,9 +64,9 @@ def prompt_of(draw: np.random.Generator, documents: Sequence[TokenIds], length: 
 
 
 def measure_find(index: ContentIndex, prompt: TokenIds, salt: str = "") -> dict[str, Any]:
-    ms = cpu_ms(lambda: index.find(prompt, 0, salt), 7)
+    ms = cpu_ms(lambda: index.find(prompt, salt), 7)
     return {
-        "tokens": len(prompt), "matches": len(index.find(prompt, 0, salt)), "ms": ms,
+        "tokens": len(prompt), "matches": len(index.find(prompt, salt)), "ms": ms,
         "ms_per_1000_tokens": 1000 * ms / len(prompt),
     }  # fmt: skip
 

@@ -142,7 +142,7 @@ def plant(root: Path, options: argparse.Namespace, dtype: str, kind: int) -> dic
     model = load_model(options.model, "cpu", dtype)
     store, draw, bad = Store(root / f"planted-{dtype}-{kind}"), random.Random(f"{dtype} {kind}"), set[str]()
     listed = chunks_of(model, f"planted {dtype} {kind}", 2 * options.planted)
-    chunks = {model.key(chunk.tokens, 0, "none"): chunk for chunk in listed}
+    chunks = {model.key(chunk.tokens, "none"): chunk for chunk in listed}
     counts = Counter(token for chunk in listed for token in chunk.tokens)
     others = [token for token, count in counts.items() if count < counts.total() / 200]  # names rather than grammar
     for number, computed in enumerate(compute_chunks(model, chunks, CompileOptions())):

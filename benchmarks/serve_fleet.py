@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -221,8 +221,12 @@ def kill_one(fleet: Fleet, requests: int, at_once: int) -> Killed:
 
 
 def replicas() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    return [child for child in children if f"ServeReplica:{APP}" in " ".join(child.cmdline()[:1])]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has just ended, or nobody asked yet how
+            if f"ServeReplica:{APP}" in " ".join(child.cmdline()[:1]):
+                found.append(child)
+    return found
 
 
 def actors() -> list[Any]:

@@ -97,7 +97,7 @@ def make_object(geometry: Geometry, count: int, data: memoryview, draw: np.rando
     """An object of random tokens whose K and V are `data`."""
     tokens = draw.integers(0, 1 << 30, count, dtype=np.int32)
     target = Target("random", "0" * 64, "0" * 64, DTYPE, geometry)
-    meta = ObjectMeta(target.key(tokens, 0, "none"), target, count, 0, "none")
+    meta = ObjectMeta(target.key(tokens, "none"), target, count, "none")
     size = len(data) // geometry.layers
     layers = [meta.shape.split(data[at : at + size]) for at in range(0, len(data), size)]
     return CompiledChunk(meta, "", tokens, layers)

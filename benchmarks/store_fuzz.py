@@ -45,7 +45,7 @@ def make_original(path: Path, codec: str, dtype: str, seed: int) -> Original:
     draw = np.random.default_rng(seed)
     tokens = draw.integers(0, 1000, int(draw.integers(1, 90)), dtype=np.int32)
     target = Target("LlamaForCausalLM", "a" * 64, "b" * 64, dtype, Geometry(3, 2, 8))
-    meta = ObjectMeta(target.key(tokens, 0, codec), target, len(tokens), 0, codec)
+    meta = ObjectMeta(target.key(tokens, codec), target, len(tokens), codec)
     numbers = draw.normal(size=(3, 2, meta.shape.count // 2)).astype(np.float16 if dtype == "float16" else np.float32)
     rows = numbers if dtype != "bfloat16" else (numbers.view(np.uint32) >> 16).astype(np.uint16)
     with path.open("wb") as file:

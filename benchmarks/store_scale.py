@@ -32,7 +32,7 @@ TARGET = Target("LlamaForCausalLM", "a" * 64, "b" * 64, "bfloat16", Geometry(2, 
 
 def make_object(seed: int) -> CompiledChunk:
     tokens = np.random.default_rng(seed).integers(0, 30_000, 16, dtype=np.int32)
-    meta = ObjectMeta(TARGET.key(tokens, 0, "none"), TARGET, len(tokens), 0, "none")
+    meta = ObjectMeta(TARGET.key(tokens, "none"), TARGET, len(tokens), "none")
     half = np.random.default_rng(seed).bytes(meta.shape.num_bytes // 2)
     return CompiledChunk(meta, f"text {seed} " + "x" * 100, tokens, [(half, half)] * TARGET.geometry.layers)
 

@@ -89,7 +89,7 @@ def open_subject(
 def check_options(common: BenchOptions) -> None:
     """Refuse what makes no sense, and outputs that cannot be written."""
     if common.shape is not None and common.model is not None:
-        raise UsageError("--shape: cannot be combined with -m; leave one of them out")
+        raise UsageError("--shape: cannot be combined with -m; use one of them")
     if common.shape is not None:
         from pictool.bench.shapes import shape_of
 
@@ -116,7 +116,7 @@ def open_bench_model(common: BenchOptions, settings: Settings, shape: str, seed:
     if common.model is not None:
         return open_model(settings.override(model=common.model))
     name = shape_of(common.shape or shape).name
-    note(f"making a random {name}")
+    note(f"creating a random {name}")
     return random_model(name, settings.device, settings.dtype, seed, settings.salt)
 
 

@@ -39,7 +39,7 @@ TOKENS = 16
 def make_chunk(seed: int) -> CompiledChunk:
     tokens = np.arange(TOKENS, dtype=np.int32) + seed
     part = bytes(2 * TOKENS * TARGET.geometry.kv_heads * TARGET.geometry.head_dim)
-    meta = ObjectMeta(TARGET.key(tokens, 0, "none"), TARGET, TOKENS, 0, "none")
+    meta = ObjectMeta(TARGET.key(tokens, "none"), TARGET, TOKENS, "none")
     return CompiledChunk(meta, f"text {seed}", tokens, [(part, part)] * TARGET.geometry.layers)
 
 

@@ -56,7 +56,7 @@ def long_trace() -> Trace:
     starts = (0, *(1 + i * size for i in range(CHUNKS)), 1 + CHUNKS * size)
     rows = np.sort(draw.random((LAYERS, TOKENS)) < 0.2, axis=0)[::-1].copy()
     rows[:, starts[-1] :] = True
-    chunks = tuple(TracedChunk(f"{i}.txt", f"{i:064x}", 0) for i in range(CHUNKS))
+    chunks = tuple(TracedChunk(f"{i}.txt", f"{i:064x}") for i in range(CHUNKS))
     times = dict.fromkeys(("load_s", "select_s", "recompute_s", "ttft_s", "decode_s"), 0.1)
     counts = {"head": 1, "context": starts[-1], "tail": TOKENS - starts[-1], "prompt": TOKENS, "recomputed": 1.0}
     report: dict[str, Any] = {
@@ -77,7 +77,7 @@ def fill_store(root: Path) -> None:
     store.ensure_store()
     for index in range(OBJECTS):
         tokens = np.full(8, index, dtype=np.int32)
-        meta = ObjectMeta(target.key(tokens, 0, "none"), target, 8, 0, "none")
+        meta = ObjectMeta(target.key(tokens, "none"), target, 8, "none")
         store.path(meta.key).parent.mkdir(parents=True, exist_ok=True)
         with store.path(meta.key).open("wb") as file:
             write_object(

@@ -1,118 +1,34 @@
 """Does the policy that `pic tune` writes meet its target on fresh questions (docs/studies/tuning.md)?
 
-    python -m benchmarks.tune_trials measure          # KL of every prompt under every policy → tune_trials.json
-    python -m benchmarks.tune_trials trials           # the search on samples of them, judged on the others
+    python -m benchmarks.tune_trials        # the search on samples of recorded prompts, judged on the others
 
-Questions are about held-out prompts of each model's world, 6 chunks of about 20 tokens. A unit is a prompt, its value
-the mean KL of its questions' first tokens. A trial draws four fifths of the prompts in a random order, searches as
+The KL of every prompt under every policy was recorded by version 0.3, whose policy fixup has left: held-out prompts of
+each model's world, 6 chunks of about 20 tokens. A unit is a prompt, its value the mean KL of its questions' first
+tokens. A trial draws four fifths of the prompts in a random order, searches as
 `pic tune` does (the same rounds, chains, bounds and costs), and takes the mean over the others under the policy that
 was chosen. One measured pool serves all trials, so their samples overlap.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from benchmarks.fixup_zoo import DEFAULT, PER_KIND, RECIPES, Context, Signal, Subject, exact_rows, signal
-from benchmarks.fixups import Answers, questions_of
 from benchmarks.output import write_results
-from pictool import Chunk, Model
-from pictool.bench.shapes import random_model
-from pictool.engines.base import first_token_kl
-from pictool.linker.policies.base import count_of, first_rows, highest
-from pictool.runtime.sensitivity import probes_of
-from pictool.tuning.questions import normalised_cross_entropy
 from pictool.tuning.search import TargetStatus, cheapest, judge, worth_measuring
 from pictool.tuning.tune import MAX_SURPRISE, TuningTarget, next_round
-from training.world.generate import BOOKS
-from training.zoo import ZOO
 
 RESULTS = Path("benchmarks/results/tune_trials.json")
-RANDOM = "random qwen2.5-0.5b"
 FIXUPS, STARTS = (0.4, 0.2, 0.1, 0.05, 0.02), (16, 4)
-PROMPTS = {"embedded": 800, "qwen3": 600, "phi3": 1200, RANDOM: 40}
 TARGETS = (0.02, 0.05, 0.1, 0.2)
 TRIALS = 20
 Record = dict[str, Any]
-
-
-class RandomSubject(Subject):
-    """A random model of a shape, on the prompts of the embedded world."""
-
-    @cached_property
-    def model(self) -> Model:
-        return random_model("qwen2.5-0.5b", "cpu", "float32")
-
-
-def subject_of(name: str) -> Subject:
-    if name == RANDOM:
-        return RandomSubject(name, BOOKS, "")
-    return Subject(name, BOOKS if name == "embedded" else ZOO[name].world, "")
-
-
-def measure_prompt(subject: Subject, index: int, is_random: bool) -> Iterator[tuple[str, float, float]]:
-    """Label, mean KL and share of rows of one prompt, under every policy."""
-    model, world = subject.model, subject.prompt(20, 50_000 + index)
-    pages = [Chunk(page, model.encode(page), "page") for page in world.pages]
-    context = Context(model, pages, questions_of(world, 1 if is_random else PER_KIND))
-    layout, exact = context.layout, exact_rows(context.layout)
-    nothing = np.zeros(layout.num_context, dtype=bool)
-    full = context.answers(~nothing)
-    rows = {"naive": nothing} | {f"legolink-{k}": first_rows(layout, k) for k in STARTS}
-    if not is_random:
-        scores = scores_of(model, pages, layout.head[1], exact)
-        rows |= {f"fixup-{100 * ratio:g}": highest(scores, count_of(ratio, len(scores))) & ~exact for ratio in FIXUPS}
-    for label, chosen in rows.items():
-        yield label, divergence(full, context.answers(chosen)), float(chosen.mean())
-
-
-def scores_of(model: Model, pages: Sequence[Chunk], head: int, exact: Any) -> Any:
-    """The tables of the pages, one after the other, -inf where rows are exact."""
-    probes = probes_of(model, 8, 60)
-    each = [signal(model, probes, page.tokens) for page in pages]
-    joined = {
-        "own": Signal(*(np.concatenate([getattr(one, name) for one in each]) for name in ("highest", "mean", "new")))
-    }
-    scores = np.concatenate([np.full(head, -np.inf), RECIPES[DEFAULT](joined)])
-    scores[exact] = -np.inf
-    return scores
-
-
-def divergence(full: Answers, own: Answers) -> float:
-    """The mean KL of the questions' first tokens."""
-    pairs = zip(full.first, own.first, strict=True)
-    return float(np.mean([first_token_kl(exact, linked) for exact, linked in pairs]))
-
-
-def measure(options: argparse.Namespace) -> None:
-    """Every model's pool; what the results have is kept."""
-    torch.set_num_threads(1)
-    results: Record = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"models": {}}
-    results["command"] = "python -m benchmarks.tune_trials measure; python -m benchmarks.tune_trials trials"
-    for name in options.models:
-        subject = subject_of(name)
-        of_model = results["models"].setdefault(name, {"kl": {}, "rows": {}, "prompts": 0})
-        texts = [page for index in range(8) for page in subject.prompt(20, index).pages]
-        of_model["surprise"] = round(normalised_cross_entropy(subject.model, texts), 3)
-        while of_model["prompts"] < PROMPTS[name]:
-            with torch.inference_mode():
-                for label, kl, share in measure_prompt(subject, of_model["prompts"], name == RANDOM):
-                    of_model["kl"].setdefault(label, []).append(float(f"{kl:.4g}"))
-                    of_model["rows"].setdefault(label, []).append(round(share, 4))
-            of_model["prompts"] += 1
-            if of_model["prompts"] % 20 == 0 or of_model["prompts"] == PROMPTS[name]:
-                write_results(RESULTS, results)
-                print(name, of_model["prompts"], file=sys.stderr, flush=True)
 
 
 def search(pool: Mapping[str, Any], order: Sequence[int], limit: float) -> tuple[str | None, int]:
@@ -142,7 +58,7 @@ def search(pool: Mapping[str, Any], order: Sequence[int], limit: float) -> tuple
     return ("full" if is_clear else None), units
 
 
-def trials(_: argparse.Namespace) -> None:
+def main() -> None:
     """Twenty searches for each model and target, judged on prompts that the search did not see."""
     results: Record = json.loads(RESULTS.read_text())
     print(
@@ -177,17 +93,6 @@ def row_of(name: str, limit: float, done: Sequence[Record]) -> str:
     good = sum(value <= limit for value in fresh)
     units = np.median([each["units"] for each in done])
     return f"| {name} | {limit} | {chosen} | {units:.0f} | {mean} | {good} of {len(fresh)} |"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True)
-    command = commands.add_parser("measure")
-    command.add_argument("models", nargs="*", default=list(PROMPTS), help="all by default")
-    command.set_defaults(run=measure)
-    commands.add_parser("trials").set_defaults(run=trials)
-    options: Any = parser.parse_args()
-    options.run(options)
 
 
 if __name__ == "__main__":

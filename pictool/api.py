@@ -1,4 +1,4 @@
-"""The functions of `import pictool`: what the commands do, called with plain arguments instead of a spec."""
+"""The functions of `import pictool`: what the commands do, with plain arguments instead of a spec."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import CODEC, Compiled, compile_chunks
-from pictool.core import Chunk, CompileOptions, PromptText, Text
+from pictool.compiler.contexts import PREVIOUS
+from pictool.core import Chunk, CompileOptions, Contexts, PromptText, Text
 from pictool.engines import engine_of
 from pictool.engines.base import Answer
 from pictool.linker import link as linker
@@ -30,36 +31,30 @@ def compile(
     store: Store,
     chunks: Iterable[Chunk | Text | str] | Chunk | Text | str,
     *,
-    sinks: int = 0,
+    after: str | Contexts = PREVIOUS,
     codec: str = CODEC,
     force: bool = False,
     alone: bool = False,
-    probes: int = 0,
-    probe_model: Model | None = None,
     cut: int | None = None,
     on_done: Callable[[Compiled], None] | None = None,
 ) -> list[Compiled]:
-    """Compile chunks (or texts) to objects; a single one needs no list. What the store has costs no model run.
+    """Compile chunks or texts to objects; a single one needs no list. What the store has is not computed again.
 
     Args:
-        sinks: dummy BOS tokens before every chunk, whose KV is dropped (EPIC §5.4).
-        codec: how the KV is kept (`store.codecs`).
-        force: compute and replace also what is there.
-        alone: each chunk in a forward of its own, so that its last bits do not depend on what is compiled with it.
-        probes: prefixes after which every chunk is measured for its table of fixups; 0 for no table.
-        probe_model: measures the chunks, by their text; the target's speculative model if it is known, else the target.
-        cut: of a hybrid, after how many tokens of a chunk its states can be linked (docs/design.md §8).
+        after: the context that each chunk is compiled after, whose KV is dropped (`compiler/contexts.py`).
+        codec: how to store the KV (`store.codecs`).
+        force: also compute and replace objects that the store has.
+        alone: compute each chunk in its own forward, so that its last bits do not depend on the other chunks.
+        cut: for a hybrid, the number of a chunk's tokens after which its states can be linked (docs/design.md §8).
         on_done: called for each chunk as soon as its object is in the store.
 
     Raises:
         PicError: see `compile_chunks`.
     """
-    options = CompileOptions(sinks, codec, probes, cut=cut)
+    options = CompileOptions(codec, cut, after)
     listed = [chunks] if isinstance(chunks, Chunk | Text | str) else chunks
     made = [make_chunk(model, each.text, each.source) if isinstance(each, Text) else each for each in listed]
-    return compile_chunks(
-        model, store, made, options, force=force, alone=alone, probe_model=probe_model, on_done=on_done
-    )  # fmt: skip
+    return compile_chunks(model, store, made, options, force=force, alone=alone, on_done=on_done)
 
 
 def link(
@@ -70,32 +65,32 @@ def link(
     policy: Policy | str,
     *,
     head: str | PromptText = "",
-    sinks: int | None = None,
+    after: str | Contexts = PREVIOUS,
     chunk_tokens: int | None = None,
     codec: str = CODEC,
     on_compile: Callable[[Compiled], None] | None = None,
 ) -> Linked:
-    """Link documents into a prompt of these very texts: head + documents + tail. No chat template is applied.
+    """Link documents into a prompt: head + documents + tail, exactly these texts, without a chat template.
 
-    Head and tail are the caller's own template: markers in them are control tokens, and BOS comes before them if the
-    tokenizer puts it before texts. Documents are text. Those of a `Frame` are as the model's template wrote them.
+    Head and tail are your own template: markers in them become control tokens, and BOS comes first if the tokenizer
+    adds it to texts. Markers in documents are text. The texts of a `Frame` stay as the model's template wrote them.
 
     Args:
         documents: chunks, texts in memory (`Text`), text files, object files or keys, in prompt order; one needs no
-            list. Texts are compiled first if need be.
+            list. Texts are compiled first if needed.
         tail: text after the documents; always computed in full.
-        policy: which rows are recomputed: one of `make_policy`, or its specification, as `legolink-16`.
+        policy: which rows to recompute: a policy from `make_policy`, or a specification such as `legolink-16`.
         head: text before the documents; compiled like a chunk, at position 0.
-        sinks: dummy tokens of documents that are compiled here (default: what the policy needs).
-        chunk_tokens: text files are cut into chunks of at most so many tokens.
-        codec: how the KV of texts is kept. The head's is always kept without loss: it is exact under every policy.
-        on_compile: called for each object that had to be compiled.
+        after: the context of documents that are compiled here, as in `compile`.
+        chunk_tokens: cut text files into chunks of at most this many tokens.
+        codec: how to store the KV of texts. The head's is always stored losslessly: it is exact under every policy.
+        on_compile: called for each object that is compiled.
 
     Raises:
         PicError: an unusable document or object, or a prompt that is too long for the model.
     """
     spec = Spec.raw(documents, tail, _policy_of(policy), head)
-    spec = replace(spec, sinks=sinks, chunk_tokens=chunk_tokens, codec=codec)
+    spec = replace(spec, after=after, chunk_tokens=chunk_tokens, codec=codec)
     return linker.link(model, store, spec, on_compile=on_compile)
 
 
@@ -108,7 +103,7 @@ def answer(
     on_text: Callable[[str], None] | None = None,
     on_compile: Callable[[Compiled], None] | None = None,
 ) -> Answer:
-    """Link, decode, and (with `compare`) do the same under full recompute, on the engine of the model.
+    """Link and decode on the model's engine; with `compare`, also answer under full recompute.
 
     Raises:
         PicError: see `Engine.answer`.
@@ -134,14 +129,14 @@ def ask(
     on_text: Callable[[str], None] | None = None,
     on_compile: Callable[[Compiled], None] | None = None,
 ) -> Reply:
-    """Answer a question from the files of folders, and name its sources, as `pic ask`. Needs `pictool[documents]`.
+    """Answer a question from the files in folders, and name the sources, as `pic ask`. Needs `pictool[documents]`.
 
     Args:
         folders: folders or files; one needs no list.
-        num_passages: that are linked at most, of at most `passage_tokens` each. What the store lacks is compiled.
-        include, exclude: patterns of files, as .gitignore has them.
-        reader: a command that reads files of other kinds, as `pandoc -t plain {}`.
-        on_text, on_compile: as of `answer`.
+        num_passages: link at most this many, of at most `passage_tokens` each. What the store lacks is compiled.
+        include, exclude: patterns of files, as in .gitignore.
+        reader: a command that reads other kinds of files, such as `pandoc -t plain {}`.
+        on_text, on_compile: as in `answer`.
 
     Raises:
         InputError: no file that can be read, or no passage with a word of the question. PicError: see `answer`.
@@ -152,11 +147,12 @@ def ask(
 
     listed = [folders] if isinstance(folders, str | Path) else folders
     files = find_files(listed, FileFilter(tuple(include), tuple(exclude)))
-    with LibraryReader(model, passage_tokens, reader, store) as library_reader:
-        library = library_reader.read(files)
     spec = Spec(policy=_policy_of(policy), max_new_tokens=max_new_tokens, codec=codec)
-    with engine_of(model)(model, store) as engine:
-        conversation = Conversation(engine, library, spec, num_passages)
+    with (
+        LibraryReader(model, passage_tokens, reader, store) as library_reader,
+        engine_of(model)(model, store) as engine,
+    ):
+        conversation = Conversation(engine, library_reader.read(files), spec, num_passages)
         return conversation.ask(question, on_text=on_text, on_compile=on_compile)
 
 

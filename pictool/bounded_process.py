@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-TOO_MUCH_MEMORY = "it takes too much memory"
+TOO_MUCH_MEMORY = "it needs too much memory"
 
 
 class ProcessFailure(Exception):
@@ -75,8 +75,8 @@ class BoundedProcess:
         code = process.wait()
         self.close()
         if code == -signal.SIGALRM:
-            raise ProcessFailure(f"it takes longer than {self._limit_s:g} s")
-        raise ProcessFailure(f"its process ended ({code}); it may need more than {self._limit_bytes >> 20} MiB")
+            raise ProcessFailure(f"its process took longer than {self._limit_s:g} s")
+        raise ProcessFailure(f"its process exited ({code}); it may need more than {self._limit_bytes >> 20} MiB")
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:

@@ -77,39 +77,51 @@ class Conversation:
         self._engine, self._library, self._spec, self._most = engine, library, spec, num_passages
         self._messages = list[Message]()
         self._last: Sequence[Found] = ()
+        self._asked = ""  # the last question
 
     def ask(
-        self, question: str, *, on_text: Callable[[str], None] | None = None,
+        self, question: str, *, compare: bool = False, on_text: Callable[[str], None] | None = None,
         on_compile: Callable[[Compiled], None] | None = None,
     ) -> Reply:  # fmt: skip
         """Answer a question from the passages that concern it, then, as far as they fit, those of the last question.
 
+        Args:
+            compare: also run full recompute.
+
         Raises:
             InputError: no passage has a word of it. PicError: see `Engine.answer`.
         """
-        self._forget_oldest()
-        model, found = self._engine.model, self._find(question)
-        spec = replace(self._with_query(question), documents=[*_chunks(model, in_order(found))])
-        answer = self._engine.answer(spec, on_text=on_text, on_compile=on_compile)
+        spec, found = self.prepare(question)
+        answer = self._engine.answer(spec, compare=compare, on_text=on_text, on_compile=on_compile)
         self._messages += [Message("user", question), Message("assistant", answer.text)]
-        self._last = found
+        self._last, self._asked = found, question
+        return self.reply(answer, found)
+
+    def reply(self, answer: Answer, found: Sequence[Found]) -> Reply:
+        """An answer from passages, with what could not be read."""
         return Reply(answer, tuple(found), self._library.problems)
 
+    def prepare(self, question: str) -> tuple[Spec, list[Found]]:
+        """What is linked for a question, and its passages, the best first. Raises InputError as `ask` does."""
+        self._forget_oldest()
+        found = self._find(question)
+        return replace(self._with_query(question), documents=[*_chunks(self._engine.model, in_order(found))]), found
+
     def _find(self, question: str) -> list[Found]:
-        """The passages for a question, the best first; those of the last one come after its own. Raises InputError."""
+        """The passages with words of a question or the last one, then those of that one. Raises InputError."""
         model = self._engine.model
         frame = self._with_query(question).frame(model)
         room = model.max_positions - self._spec.max_new_tokens - _MARGIN
         room -= len(model.encode(frame.head)) + len(model.encode(frame.tail))
         room -= self._most * len(model.encode(self._spec.separator_for(model)))
-        found = self._library.find(question, self._most, room)
+        found = self._library.find(f"{self._asked} {question}", self._most, room)
         room -= sum(one.passage.num_tokens for one in found)
         for one in self._last:
             if len(found) < self._most and one.passage.num_tokens <= room and one.at not in {own.at for own in found}:
                 found.append(one)
                 room -= one.passage.num_tokens
         if not found:
-            raise InputError("no passage contains a word of the question; use other words")
+            raise InputError("no passage contains any word of the question; use other words")
         return found
 
     def _with_query(self, question: str) -> Spec:

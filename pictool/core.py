@@ -6,8 +6,8 @@ import hashlib
 import hmac
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 
     TokenIds = NDArray[np.int32]
     RowMask = NDArray[np.bool_]
-    FixupTable = NDArray[np.float16]
 else:  # numpy is not imported before numbers are needed: the screens of `pic tui` do without it
-    TokenIds = RowMask = FixupTable = Any
+    TokenIds = RowMask = Any
+
+
+Contexts = tuple[tuple[int, ...], ...]  # token ids that a chunk is computed after; of several the mean KV is kept
+MAX_BEFORE = 1 << 14  # tokens of all contexts of a chunk
+UNNAMED = -1  # in place of the token that an object of version 0.1.0 was computed after, which it does not name
 
 
 @dataclass(frozen=True)
@@ -135,23 +139,20 @@ class Target:
     geometry: Geometry
 
     def key(
-        self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, salt: str = "", dummy: int | None = None,
-        cut: int | None = None,
-    ) -> str:  # fmt: skip
+        self, tokens: Sequence[int] | TokenIds, codec: str, salt: str = "", cut: int | None = None, after: Contexts = ()
+    ) -> str:
         """The key of the object of `tokens`: sha256 over everything that determines its content, and the tenant's salt.
 
-        `dummy` is the token that was repeated `sinks` times before them; without it, it is a key of version 0.1.0.
-        `cut` is that of a hybrid's object. No object holds the salt; who does not know it cannot compute the key.
+        `after` are the tokens that came before them. `cut` is that of a hybrid's object. No object holds the salt; who
+        does not know it cannot compute the key.
         """
-        return self.identify(tokens, sinks, codec, salt, dummy, cut).key
+        return self.identify(tokens, codec, salt, cut, after).key
 
     def identify(
-        self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, salt: str = "", dummy: int | None = None,
-        cut: int | None = None,
-    ) -> Identity:  # fmt: skip
+        self, tokens: Sequence[int] | TokenIds, codec: str, salt: str = "", cut: int | None = None, after: Contexts = ()
+    ) -> Identity:
         """The key of the object of `tokens`, with what its header needs so that the key can be recomputed from it."""
-        more = {"sinks": sinks, "codec": codec} | ({"dummy": dummy} if sinks and dummy is not None else {})
-        more |= {} if cut is None else {"cut": cut}
+        more = {"codec": codec, **contexts_fields(after)} | ({} if cut is None else {"cut": cut})
         return Identity.of(self._digest(more, tokens), salt)
 
     def identify_block(self, tokens: TokenIds, parent: str, rotation: str = "", salt: str = "") -> Identity:
@@ -189,6 +190,28 @@ class Target:
         digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode())
         digest.update(np.asarray(tokens, dtype="<i4").tobytes())
         return digest.hexdigest()
+
+
+def contexts_fields(after: Contexts) -> dict[str, Any]:
+    """How keys and headers have the tokens that a chunk was computed after.
+
+    One token, repeated (EPIC §5.4), is `sinks` and `dummy`: so had all versions before 0.4 it.
+    """
+    tokens = after[0] if len(after) == 1 else ()
+    if len(set(tokens)) == 1:
+        return {"sinks": len(tokens)} | ({} if tokens[0] == UNNAMED else {"dummy": tokens[0]})
+    return {"sinks": 0} | ({"after": [list(each) for each in after]} if after else {})
+
+
+def parse_contexts(fields: Mapping[str, Any]) -> Contexts:
+    """The inverse of `contexts_fields`. Raises ValueError for what it never returned, and for too many tokens."""
+    sinks, dummy = fields["sinks"], fields.get("dummy", UNNAMED)
+    after = tuple(map(tuple, fields.get("after", [[dummy] * min(sinks, MAX_BEFORE + 1)] * (sinks > 0))))
+    tokens = [token for context in after for token in context]
+    is_sound = all(type(token) is int and UNNAMED <= token < 1 << 31 for token in tokens)
+    if not (is_sound and all(after)) or len(tokens) > MAX_BEFORE or contexts_fields(after) != fields:
+        raise ValueError("its contexts are none")
+    return after
 
 
 @dataclass(frozen=True)
@@ -252,18 +275,35 @@ class PromptText:
 
 @dataclass(frozen=True)
 class Chunk:
-    """An immutable run of tokens that is compiled on its own. `source` is where it came from, for people.
+    """An immutable run of tokens, compiled on its own. `source` says where it came from, for people.
 
     One that `continues` is cut from the same text as the chunk before it, which it follows without a separator.
+    `before` are the last tokens of its text before it, if it is a piece of one.
     """
 
     text: str
     tokens: tuple[int, ...]
     source: str
     continues: bool = field(default=False, kw_only=True, compare=False, repr=False)
+    before: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @cached_property
+    def ids(self) -> TokenIds:
+        """Its tokens as int32 [n]; not to be written to."""
+        import numpy as np
+
+        return np.asarray(self.tokens, dtype=np.int32)
+
+    @cached_property
+    def keys(self) -> dict[Hashable, str]:
+        """The keys of its objects that were computed before (`compile.object_key`)."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -283,28 +323,27 @@ class Separator(Chunk):
 
 @dataclass(frozen=True)
 class Text:
-    """A document in memory. A plain text in its place is the name of a file, an object or a key."""
+    """A document in memory. A plain string instead names a file, an object or a key."""
 
     text: str
     source: str = "text"
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class CompileOptions:
-    """How a chunk is compiled to an object. `sinks` and `codec` belong to the object's key, `probes` does not.
+    """How a chunk is compiled to an object; part of the object's key.
 
     Fields:
-        sinks: dummy BOS tokens before the chunk, whose KV is dropped (EPIC §5.4).
-        codec: how the object keeps the KV (`store.codecs`).
-        probes: prefixes after which the chunk is measured for its table of fixups; 0: no table is needed.
-        cut: of a hybrid's chunk, after how many tokens its states can be linked; None: as the model has it
-            (`Model.cut_of`). It belongs to the key.
+        codec: how to store the KV (`store.codecs`).
+        cut: for a hybrid, the number of a chunk's tokens after which its states can be linked; None: the model's
+            (`Model.cut_of`).
+        after: the name of the context it is compiled after (`compiler/contexts.py`), or its tokens; their KV is
+            dropped.
     """
 
-    sinks: int = 0
     codec: str = "none"
-    probes: int = 0
     cut: int | None = None
+    after: str | Contexts = "none"
 
 
 @dataclass(frozen=True)
@@ -346,7 +385,7 @@ class Sampling:
     def require_tokens(self, vocabulary: int) -> None:
         """Raise InputError if a bias is of a token that a vocabulary of this size has not."""
         if self.logit_bias and (token := max(self.logit_bias)[0]) >= vocabulary:
-            raise InputError(f"logit_bias: token ids must be from 0 to {vocabulary - 1}, and one is {token}")
+            raise InputError(f"logit_bias: token id {token} must be from 0 to {vocabulary - 1}")
 
 
 @dataclass(frozen=True)
@@ -380,7 +419,9 @@ class Layout:
     starts: tuple[int, ...]  # [chunks + 2]
 
     @classmethod
-    def of(cls, head: Sequence[int], chunks: Sequence[Sequence[int]], tail: Sequence[int]) -> Layout:
+    def of(
+        cls, head: Sequence[int] | TokenIds, chunks: Sequence[Sequence[int] | TokenIds], tail: Sequence[int]
+    ) -> Layout:
         """Concatenate head + chunks + tail (docs/design.md §2, rule 1)."""
         import numpy as np
 

@@ -32,7 +32,7 @@ def find_classes(package: str, path: Iterable[str], group: str, base: type[T]) -
         loaded = load_class(entry, group, base)
         name: str = loaded.name  # type: ignore[attr-defined]
         if found.setdefault(name, loaded) is not loaded:
-            raise PluginError(f"entry point {entry.name} of {group}: {name!r} is taken already; rename it")
+            raise PluginError(f"entry point {entry.name} of {group}: {name!r} is already taken; rename it")
     return dict(sorted(found.items()))
 
 
@@ -49,5 +49,5 @@ def load_class(entry: EntryPoint, group: str, base: type[T]) -> type[T]:
             f"entry point {entry.name} of {group}: cannot be loaded ({error}); see its package"
         ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, base) and hasattr(loaded, "name")):
-        raise PluginError(f"entry point {entry.name} of {group}: is no {base.__name__} with a name; see its package")
+        raise PluginError(f"entry point {entry.name} of {group}: is not a {base.__name__} with a name; see its package")
     return loaded

@@ -9,14 +9,16 @@ import os
 import re
 import reprlib
 import stat
+import time
 from collections import Counter
 from contextlib import suppress
 from numbers import Real
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 MAX_DEPTH = 64  # of JSON that others send
 _MAX_TOKENS, _MAX_CONTAINERS = 1 << 20, 1 << 16
+_COARSE_NS = 2 * 10**9  # the coarsest times of a file system (FAT): a second change within them may not show
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{},]', re.DOTALL)
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 3, 80, 80, 80
@@ -50,6 +52,25 @@ def open_regular(path: Path, flags: int = 0) -> int:
         os.close(fd)
         raise NotRegularError(mode)
     return fd
+
+
+class FileState(NamedTuple):
+    """What tells a file from another, and from itself before it was written."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileState:
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the file was changed so long ago that another change shows in its times."""
+        return time.time_ns() - self.ctime_ns > _COARSE_NS
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
@@ -106,7 +127,7 @@ def parse_json(data: str | bytes, has_unique_keys: bool = True) -> Any:
         has_unique_keys: whether an object with the same key twice is refused; else the last one counts.
 
     Raises:
-        ValueError: not UTF-8, not JSON (NaN and Infinity are not), a key that comes twice, or a number beyond double
+        ValueError: not UTF-8, not JSON (NaN and Infinity are not), a key that appears twice, or a number beyond double
             precision or of thousands of digits.
         RecursionError: lists in lists in lists.
     """
@@ -114,14 +135,14 @@ def parse_json(data: str | bytes, has_unique_keys: bool = True) -> Any:
     try:
         return json.loads(data, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=pairs)
     except RecursionError as error:  # Python's own words differ by its version
-        raise RecursionError("lists or objects are nested too deep") from error
+        raise RecursionError("lists or objects are nested too deeply") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {shown(twice)} comes twice")
+        raise ValueError(f"the key {shown(twice)} appears twice")
     return values
 
 
@@ -150,24 +171,24 @@ def real(value: Any) -> float:
     with suppress(OverflowError):
         if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(number := float(value)):
             return number
-    raise ValueError(f"{shown(value)} is no finite number")
+    raise ValueError(f"{shown(value)} is not a finite number")
 
 
 def whole(value: Any) -> int:
     """A number as an int. Raises ValueError: no whole number, or a truth value."""
     if not real(value).is_integer():
-        raise ValueError(f"{shown(value)} is no whole number")
+        raise ValueError(f"{shown(value)} is not a whole number")
     return int(value)
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if number in (float("inf"), float("-inf")):
-        raise ValueError(f"{text[:20]} is no finite number")
+        raise ValueError(f"{text[:20]} is not a finite number")
     return number
 
 

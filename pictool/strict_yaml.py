@@ -36,13 +36,13 @@ class _Loader(yaml.SafeLoader):
         before, mark = self.num_nodes, event.start_mark
         is_alias = isinstance(event, yaml.AliasEvent)
         if is_alias and not self.has_aliases:
-            raise ConstructorError(None, None, "aliases (*) are not read here; write the value out", mark)
+            raise ConstructorError(None, None, "aliases (*) are not supported; write the value out", mark)
         if is_alias and event.anchor in self.anchors and event.anchor not in self.sizes:
-            raise ConstructorError(None, None, f"the alias *{event.anchor[:40]} is within what it stands for", mark)
+            raise ConstructorError(None, None, f"the alias *{event.anchor[:40]} is within its own anchor", mark)
         self.num_nodes += self.sizes.get(event.anchor, 1) if is_alias else 1
         self.depth += 1
         if self.num_nodes > self.max_nodes or (self.max_depth is not None and self.depth > self.max_depth):
-            raise ConstructorError(None, None, "has too many values, or too deep ones", mark)
+            raise ConstructorError(None, None, "has too many values, or is nested too deeply", mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         if not is_alias and isinstance(node, yaml.MappingNode):
@@ -53,7 +53,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
         if len(node.value) > _MAX_DIGITS:
-            raise ConstructorError(None, None, "is a number of too many digits", node.start_mark)
+            raise ConstructorError(None, None, "is a number with too many digits", node.start_mark)
         number: int | float = (
             self.construct_yaml_int(node) if node.tag.endswith(":int") else self.construct_yaml_float(node)
         )
@@ -65,12 +65,12 @@ for _tag in ("int", "float"):
 
 
 def _require_unique(node: yaml.MappingNode) -> None:
-    """Refuse a key that comes twice in the text of a mapping; merges come later."""
+    """Refuse a key that appears twice in the text of a mapping; merges come later."""
     seen = set()
     for key, _ in node.value:
         name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else id(key)
         if name in seen:
-            raise ConstructorError(None, None, f"the key {str(key.value)[:40]} comes twice", key.start_mark)
+            raise ConstructorError(None, None, f"the key {str(key.value)[:40]} appears twice", key.start_mark)
         seen.add(name)
 
 

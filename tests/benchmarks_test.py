@@ -12,7 +12,7 @@ import pytest
 from benchmarks import evidence, fresh
 from benchmarks.query_tables import STUDY, TABLES, replaced, table_of
 
-RUN_BY_MAKE = ("gpu", "gpu_parts")  # `make gpu`
+RUN_BY_MAKE = ("gpu", "gpu_parts", "gpu_links")  # `make gpu`
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 README = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pictool.core import Geometry, Target
+from pictool.core import Contexts, Geometry, Target
 from pictool.store.directory import MARK
 from pictool.store.objects.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store
@@ -23,7 +23,7 @@ def make_chunk(seed: int, num_tokens: int = 5) -> CompiledChunk:
     """A chunk of its own for every seed."""
     tokens = np.arange(num_tokens, dtype=np.int32) + seed
     part = np.full(4 * num_tokens, seed, dtype=np.float32).tobytes()
-    meta = ObjectMeta(TARGET.key(tokens, 0, "none"), TARGET, num_tokens, 0, "none")
+    meta = ObjectMeta(TARGET.key(tokens, "none"), TARGET, num_tokens, "none")
     return CompiledChunk(meta, f"text {seed}", tokens, [(part, part)] * 2)
 
 
@@ -75,18 +75,18 @@ def files(root: Path) -> list[Path]:
 
 
 def chunk_of(
-    tokens: Sequence[int], target: Target = TARGET, *, sinks: int = 0, dummy: int | None = None, salt: str = "",
+    tokens: Sequence[int], target: Target = TARGET, *, after: Contexts = (), salt: str = "",
     codec: str = "none", parent: str | None = None,
 ) -> CompiledChunk:  # fmt: skip
     """A chunk of given tokens; with `parent`, a block of a prefix chain."""
     ids, geometry = np.asarray(tokens, dtype=np.int32), target.geometry
     part = bytes(4 * len(ids) * geometry.kv_heads * geometry.head_dim)
-    own = target.identify(ids, sinks, codec, salt, dummy)
+    own = target.identify(ids, codec, salt, after=after)
     if parent is not None:
         own = target.identify_block(ids, parent)
     rotation = None if parent is None else ""
     meta = ObjectMeta(
-        own.key, target, len(ids), sinks, codec, parent=parent, dummy=dummy, rotation=rotation, salted=own.salted
+        own.key, target, len(ids), codec, parent=parent, rotation=rotation, salted=own.salted, after=after
     )
     return CompiledChunk(meta, f"tokens {len(ids)}", ids, [(part, part)] * geometry.layers)
 

@@ -28,7 +28,7 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "PIC_MODEL", "PIC_STORE", "PIC_DEVICE", "PIC_DTYPE", "PIC_CODEC", "PIC_MAX_SIZE", "PIC_SALT", "PIC_REMOTE",
         "PIC_MEMORY", "PIC_ALGO", "PIC_SALT_FILE", "PIC_REMOTE_RATE", "PIC_TRUST",
-        "PIC_GPU_LAYERS", "PIC_REQUIRE_SIGNED", "PIC_SIGNING_KEY",
+        "PIC_GPU_LAYERS", "PIC_GRAPHS", "PIC_REQUIRE_SIGNED", "PIC_SIGNING_KEY",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -85,14 +85,6 @@ def alarm() -> Iterator[None]:
 def model_dir(tmp_path: Path) -> Path:
     """A tiny Llama as a model directory."""
     return tiny.save_model(tmp_path / "model", tiny.CONFIGS["llama"]())
-
-
-@pytest.fixture
-def few_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of fixups after two probes, no longer than needed: a hybrid writes its probes token by token."""
-    for user in ("pictool.linker.spec", "pictool.eval.runner"):
-        monkeypatch.setattr(f"{user}.PROBES", 2)
-    monkeypatch.setattr("pictool.runtime.sensitivity._LENGTHS_WRITTEN", 1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

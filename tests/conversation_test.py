@@ -50,7 +50,7 @@ def test_a_question_computes_what_is_new_of_the_head_and_answers_as_a_fresh_comp
 
 def test_a_comparison_is_of_fresh_computations(tmp_path: Path) -> None:
     model = tiny_model(TEMPLATE)
-    with TorchEngine(model, Store(tmp_path), None) as engine:
+    with TorchEngine(model, Store(tmp_path / "objects"), None) as engine:
         spec = Spec(policy=make_policy("full"), messages=(Message("user", DOCS[0]),), max_new_tokens=2)
         rows = [int(engine.answer(spec, compare=compare).linked.rows[0].sum()) for compare in (False, False, True)]
         assert rows[1] < BLOCK + 1 and rows[0] == rows[2]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -214,8 +215,9 @@ def emulated(patch: pytest.MonkeyPatch) -> Iterator[Accelerator]:
 
 
 def _watch_the_host(device: Accelerator, patch: pytest.MonkeyPatch) -> None:
-    """Writes of the host to memory that copies read, and its cache of layers, whose lock orders its threads."""
+    """Writes of the host to memory that copies read; and what orders its threads: results, and its cache of layers."""
     layer, get, shared = ObjectFile.layer, LayerMemory.get, dict[str, int]()
+    done, result, clocks = Future.set_result, Future.result, dict[Future[Any], Clock]()
 
     def reading(file: ObjectFile, index: int, into: memoryview | None = None) -> Any:
         if into is not None:
@@ -231,5 +233,16 @@ def _watch_the_host(device: Accelerator, patch: pytest.MonkeyPatch) -> None:
             shared[who] = max(shared.get(who, 0), time)
         return found
 
+    def finishing(future: Future[Any], value: Any) -> None:
+        clocks[future] = dict(device.clock(device.host()))
+        done(future, value)
+
+    def waiting(future: Future[Any], timeout: float | None = None) -> Any:
+        found = result(future, timeout)
+        device.after(device.host(), clocks.get(future, {}))
+        return found
+
+    patch.setattr(Future, "set_result", finishing)
+    patch.setattr(Future, "result", waiting)
     patch.setattr(ObjectFile, "layer", reading)
     patch.setattr(LayerMemory, "get", getting)

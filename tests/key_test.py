@@ -26,11 +26,11 @@ def key_by_hand(dtype: str, **more: object) -> str:
 
 
 def test_a_key_is_the_hash_of_what_determines_the_content() -> None:
-    assert target("float32").key(TOKENS, 0, "none") == key_by_hand("float32")
+    assert target("float32").key(TOKENS, "none") == key_by_hand("float32")
 
 
 def test_objects_of_rounded_frequencies_are_never_found() -> None:
     """In half precision RoPE's frequencies were rounded once; the same text has another key since."""
     for dtype in ("bfloat16", "float16"):
-        key = target(dtype).key(TOKENS, 0, "none")
+        key = target(dtype).key(TOKENS, "none")
         assert key == key_by_hand(dtype, frequencies="float32") != key_by_hand(dtype)

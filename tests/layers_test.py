@@ -30,7 +30,7 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.
 # Who stands on whom, lowest first. A part imports from the parts below it, and itself; `core` from `errors` and
 # `reading`, `commands` from `tui`, and nothing else from beside it. `pictool/__init__.py` re-exports, and is exempt.
 RANKS = {
-    "bounded_process": 0, "core": 0, "errors": 0, "escapes": 0, "plugins": 0, "reading": 0, "routing": 0,
+    "bounded_process": 0, "core": 0, "errors": 0, "escapes": 0, "lru": 0, "plugins": 0, "reading": 0, "routing": 0,
     "urls": 0, "strict_yaml": 0,
     "store": 1, "runtime": 1,
     "compiler": 2, "recognition": 2,
@@ -51,7 +51,7 @@ RANKS = {
 VLLM = "engines.vllm"  # the only package that imports vllm
 LLAMACPP = "engines.llamacpp"  # the only package that imports llama_cpp
 RAY = {"ray", "pyarrow"}  # of `cluster` alone
-FILES = {"charset_normalizer", "docx", "openpyxl", "pathspec", "pptx", "pypdf", "selectolax"}  # of `documents` alone
+FILES = {"charset_normalizer", "kreuzberg", "pathspec", "pypdf", "selectolax"}  # of `documents` alone
 HTTP = {"fastapi", "starlette", "uvicorn"}  # of `serve` alone
 BESIDE = {("core", "errors"), ("core", "reading"), ("plugins", "errors"), ("commands", "tui"), ("api", "conversation")}
 HEAVY = {"torch", "transformers", "tokenizers", "vllm", "llama_cpp"}
@@ -129,7 +129,7 @@ def test_arrows_go_down_only(module: str) -> None:
         ("commands", "import uvicorn", False),
         ("documents", "import pypdf", True),
         ("linker", "from pictool.documents.reading import FileReader", False),
-        ("spans", "from docx import Document", False),
+        ("spans", "from kreuzberg import extract_bytes_sync", False),
         ("cluster", "import ray", True),
         ("cluster", "from pictool.serve.work import Work", True),
         ("serve", "import ray.serve", False),
@@ -274,7 +274,7 @@ def loaded_by(source: str, *arguments: str, code: int = 0) -> set[str]:
 def path(store: Store) -> Path:
     target = Target("LlamaForCausalLM", "a" * 64, "b" * 64, "float32", Geometry(1, 1, 1))
     tokens = np.asarray([7], dtype=np.int32)
-    meta = ObjectMeta(target.key(tokens, 0, "none"), target, 1, 0, "none")
+    meta = ObjectMeta(target.key(tokens, "none"), target, 1, "none")
     return store.put(CompiledChunk(meta, "text", tokens, [(bytes(4), bytes(4))]))
 
 

@@ -114,4 +114,4 @@ def test_make_installs_by_the_lock() -> None:
     installs = [line for line in lines if line.startswith("\t") and "pip install" in line and "$(LOCKING)" not in line]
     assert not installs, "use $(INSTALL)"
     assert any(line.startswith("INSTALL := ") and "--constraint constraints.txt" in line for line in lines)
-    assert sum(line.startswith("\t$(INSTALL) --editable") for line in lines) == 2
+    assert sum(line.startswith("\t$(INSTALL) --editable") for line in lines) == 3

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands.run import pic, write
+from sentences import FILE, sentences
 
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "messages.txt"  # blocks of a command line, and of what it says
@@ -38,3 +39,8 @@ def test_no_test_matches_a_sentence() -> None:
     files = [path for path in sorted(TESTS.rglob("*_test.py")) if "node_modules" not in path.parts]
     found = {path.relative_to(TESTS).as_posix(): prose_in(path.read_text(encoding="utf-8")) for path in files}
     assert {name: sentences for name, sentences in found.items() if sentences} == {}
+
+
+def test_the_list_of_sentences_is_up_to_date() -> None:
+    """A change of words is read in the diff of tests/sentences.txt."""
+    assert FILE.read_text(encoding="utf-8") == sentences(), "run make reference, and read the diff"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pictool.doctor.reference import KV, Dense, Splice, forward_over, full, isolated, link, naive_cache
 
-__all__ = ["KV", "Dense", "Splice", "attention", "cacheblend", "eager", "full", "isolated", "link"]
+__all__ = ["KV", "Dense", "Splice", "attention", "cacheblend", "eager", "forward_over", "full", "isolated", "link"]
 
 Join = Callable[[list[int], list[int]], list[int]]
 

@@ -207,15 +207,17 @@ def _wrapped(model_type: str, text: str, **more: Any) -> Callable[[], Pretrained
     )
 
 
+# Tokens in whose place images go: bytes that no text in UTF-8 holds.
+_IMAGE, _VIDEO, _BEGIN, _END = 190, 189, 188, 128
 CONFIGS |= {
-    "in gemma3": _wrapped("gemma3", "gemma3", image_token_index=300, boi_token_index=301, eoi_token_index=302),
-    "in mistral3": _wrapped("mistral3", "mistral4", image_token_index=300),
-    "in llama4": _wrapped("llama4", "llama4", image_token_index=300, boi_token_index=301, eoi_token_index=302),
-    "in qwen3_vl": _wrapped("qwen3_vl", "qwen3_vl", image_token_id=300, video_token_id=301),
-    "in qwen3_vl_moe": _wrapped("qwen3_vl_moe", "qwen3_vl_moe", image_token_id=300, video_token_id=301),
-    "in qwen3_5": _wrapped("qwen3_5", "qwen3_5", image_token_id=300, video_token_id=301),
-    "in qwen3_5_moe": _wrapped("qwen3_5_moe", "qwen3_5_moe", image_token_id=300, video_token_id=301),
-    "in kimi_k25": _wrapped("kimi_k25", "deepseek_v3", image_token_id=300),
+    "in gemma3": _wrapped("gemma3", "gemma3", image_token_index=_IMAGE, boi_token_index=_BEGIN, eoi_token_index=_END),
+    "in mistral3": _wrapped("mistral3", "mistral4", image_token_index=_IMAGE),
+    "in llama4": _wrapped("llama4", "llama4", image_token_index=_IMAGE, boi_token_index=_BEGIN, eoi_token_index=_END),
+    "in qwen3_vl": _wrapped("qwen3_vl", "qwen3_vl", image_token_id=_IMAGE, video_token_id=_VIDEO),
+    "in qwen3_vl_moe": _wrapped("qwen3_vl_moe", "qwen3_vl_moe", image_token_id=_IMAGE, video_token_id=_VIDEO),
+    "in qwen3_5": _wrapped("qwen3_5", "qwen3_5", image_token_id=_IMAGE, video_token_id=_VIDEO),
+    "in qwen3_5_moe": _wrapped("qwen3_5_moe", "qwen3_5_moe", image_token_id=_IMAGE, video_token_id=_VIDEO),
+    "in kimi_k25": _wrapped("kimi_k25", "deepseek_v3", image_token_id=_IMAGE),
 }
 
 

@@ -30,7 +30,7 @@ def make_trace(rows: Sequence[Sequence[int]] = ((2, 3), (2,), ()), **changes: An
         "logits": np.array([0, 1, 2, 3, 0, 0, -1], dtype=np.float32),
         "scores": None,
         "texts": ("<s>", "a bc", "def g", " h?"),
-        "chunks": (TracedChunk("a.txt", "1" * 64, 0), TracedChunk("b.txt", "2" * 64, 4)),
+        "chunks": (TracedChunk("a.txt", "1" * 64), TracedChunk("b.txt", "2" * 64, after=((5, 6, 7, 8),))),
         "pieces": ("<s>", "a", " b", "c", "d", "e", "f", " g", " h", "?"),
         "generated": (GeneratedToken(3, " yes", -0.5), GeneratedToken(1, "</s>", -0.01)),
         "top": (Candidate(3, " yes"), Candidate(2, " no")),

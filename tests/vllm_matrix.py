@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import vllm_rig as rig
 
-RIGHT, REFUSED, UNTRIED, GPU = "right", "refused by name", "not tried", "needs a GPU"
+RIGHT, REFUSED, UNTRIED, GPU = "right", "rejected", "not tried", "needs a GPU"
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "vllm_matrix.json"
 
 
@@ -137,8 +137,8 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
         "latents without AMX, or in float32": Cell(
             REFUSED, "setup_test.py::test_latents_of_other_backends_are_refused", "CPU_MLA .* is not supported"
         ),
-        "latents with RoPE that is not scaled": Cell(
-            REFUSED, "setup_test.py::test_latents_that_are_rotated_another_way_are_refused", "RoPE that is not scaled"
+        "latents with unscaled RoPE": Cell(
+            REFUSED, "setup_test.py::test_latents_that_are_rotated_another_way_are_refused", "unscaled RoPE"
         ),
         "M-RoPE": Cell(REFUSED, _KIND, "M-RoPE"),
         "models of images and text": Cell(REFUSED, _KIND, "multimodal"),
@@ -159,7 +159,7 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
         "--kv-cache-dtype fp8": Cell(RIGHT, _FP8, _CODED, 0.01),
         "--kv-cache-dtype fp8_e5m2": Cell(RIGHT, _FP8, _CODED, 0.01),
         "--kv-cache-dtype fp8 with the router, or `compile`": Cell(
-            REFUSED, "setup_test.py::test_nothing_is_compiled_from_coded_kv", "would be computed from coded KV"
+            REFUSED, "setup_test.py::test_nothing_is_compiled_from_coded_kv", "coded KV"
         ),
         "other --kv-cache-dtype, and fp8 on a GPU": Cell(REFUSED, _OPTION, "kv_cache_dtype bfloat16"),
         "--load-format dummy": Cell(REFUSED, _OPTION, "load_format dummy"),

@@ -28,6 +28,7 @@ from transformers import (
 from pictool.api import compile, link
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import CODEC, object_key
+from pictool.compiler.contexts import PREVIOUS
 from pictool.core import Chunk, CompileOptions, TokenIds
 from pictool.linker.grid import parse_grid
 from pictool.linker.link import Linked
@@ -39,12 +40,13 @@ from pictool.store.objects.format import CompiledChunk
 from pictool.store.store import Store
 
 TOLERANCE = 1e-4
+OPTIONS = CompileOptions(after=PREVIOUS)
 HEAD, TAIL = "<s>You are a harbour.", " Numbers? She asked why."
 LENGTHS = (37, 5, 70, 33, 37)  # none aligned to blocks; one is shorter than k, one is there twice
 MODULE = "pictool.engines.vllm.connector"
 POLICIES = (  # all that link in vLLM, but for SpecCache, which needs a second model
     "full", "naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15", "cacheblend-30:on=kv",
-    "cacheblend-15:filter=single", "cacheblend-0", "cacheblend-100", "fixup-10", "fixup:budget=auto:first=2",
+    "cacheblend-15:filter=single", "cacheblend-0", "cacheblend-100",
 )  # fmt: skip
 
 SIZE: dict[str, Any] = {
@@ -187,9 +189,9 @@ class World:
         """Compile chunks (random ones of these lengths), link them by the torch engine, and name them to vLLM."""
         policy = policy_of(spec) if isinstance(spec, str) else spec
         chunks = random_chunks(lengths, seed) if chunks is None else chunks
-        compile(self.model, self.store, chunks, sinks=policy.needs.sinks)
+        compile(self.model, self.store, chunks)
         linked = link(self.model, self.store, chunks, tail, policy, head=head)
-        return case_of(self, linked, chunks, policy.needs.sinks)
+        return case_of(self, linked, chunks)
 
     def exact(self, lengths: Sequence[int] = LENGTHS, **options: Any) -> Case:
         """The same prompt without linking."""
@@ -197,10 +199,10 @@ class World:
         return Case(case.tokens, None, case.linked)
 
 
-def case_of(world: World, linked: Linked, chunks: Sequence[Chunk], sinks: int) -> Case:
+def case_of(world: World, linked: Linked, chunks: Sequence[Chunk], options: CompileOptions = OPTIONS) -> Case:
     """A link as a case for vLLM: chunks by key and start."""
     layout, policy = linked.image.layout, linked.policy
-    keys = [object_key(world.model, chunk, CompileOptions(sinks)) for chunk in chunks]
+    keys = [object_key(world.model, chunk, options) for chunk in chunks]
     places = [{"key": key, "start": start} for key, (start, _) in zip(keys, layout.chunks, strict=True)]
     params = {"pic": {"chunks": places, "policy": {"algo": policy.name, **policy.params}}}
     return Case(layout.tokens.tolist(), params, linked)
@@ -219,18 +221,18 @@ def mixed(world: World, number: int, **options: Any) -> list[Case]:
 def forget_head(world: World, case: Case) -> None:
     """Remove the object of a case's head, whose tokens vLLM then computes."""
     head = case.linked.image.layout.tokens[: case.linked.image.layout.chunks[0][0]]
-    world.store.path(world.model.target.key(head, 0, CODEC)).unlink(missing_ok=True)
+    world.store.path(world.model.target.key(head, CODEC)).unlink(missing_ok=True)
 
 
-def part_of(world: World, chunk: Chunk, tokens: slice, sinks: int) -> World:
+def part_of(world: World, chunk: Chunk, tokens: slice) -> World:
     """A world whose store has a part of a chunk as the object of that part's tokens, with the KV of the whole."""
-    (whole,) = compile(world.model, world.store, [chunk], sinks=sinks)
+    (whole,) = compile(world.model, world.store, [chunk])
     part, geometry = chunk.tokens[tokens], world.model.geometry
     shape = geometry.kv_heads, len(chunk), geometry.head_dim
     with world.store.peek(whole.key) as file:
         arrays = [[np.frombuffer(data, np.float32) for data in file.layer(i)] for i in range(geometry.layers)]
         key_and_value = [[data.reshape(shape)[:, tokens].tobytes() for data in pair] for pair in arrays]
-        key = object_key(world.model, Chunk("", part, ""), CompileOptions(sinks))
+        key = object_key(world.model, Chunk("", part, ""), OPTIONS)
         meta = replace(file.meta, key=key, num_tokens=len(part))
     store = Store(world.store.root.with_name("parts"))
     store.put(

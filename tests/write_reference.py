@@ -1,4 +1,4 @@
-"""Write the tables of docs/reference that the program itself can tell: `make reference`.
+"""Write the tables of docs/reference that the program itself can tell, and the list of its sentences: `make reference`.
 
 A page has each between two marks, `<!-- make reference: KIND NAME -->` and `<!-- end -->`; what is between them is
 replaced. tests/docs_test.py compares the pages with what this program would write.
@@ -15,6 +15,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import sentences
 import typer
 from vllm_matrix import MATRIX, Cell
 from vllm_matrix import REFUSED as REFUSED_BY_NAME
@@ -289,6 +290,7 @@ def _generated(mark: str) -> str:
 def main() -> None:
     for page in PAGES:
         page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")
+    sentences.FILE.write_text(sentences.sentences(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Each binds facts over chunks, as the embedded models do, and is trained in the same way (`training/README.md`), in
 minutes on one thread. A run continues its checkpoint. A finished model is in `training/zoo_models/NAME`: weights in
-float16, computed in float32. They are instruments of `benchmarks/fixup_zoo.py` and of tests, and not in the package.
+float16, computed in float32. They are instruments of tests and benches, and not in the package.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ ZOO = {
     ),
 }  # fmt: skip
 
-# Kinds of layers that the study's zoo does not have: tests compare answers.
+# Kinds of layers that the others do not have: tests compare answers.
 KINDS = {
     "experts": Member(
         Size(3, 96, 4, 160, 900, 32, kv_heads=2, architecture="qwen3_moe", experts=4), ESPACE, metaspace, seed=32,
@@ -134,7 +134,7 @@ HYBRIDS = {
         steps=750, cooldown=200, source_layer=3, hint_asked=True,
     ),
 }  # fmt: skip
-# No recipe of tables was compared on these before they were made, and none is chosen on them.
+# Nothing is chosen on these.
 HOLD_OUTS = {
     "museo": Member(
         Size(5, 80, 4, 192, 900, 40, kv_heads=2, architecture="gemma3", local=(0, 3), window=64), MUSEO, byte_level,

@@ -219,7 +219,7 @@ ESPACE = World(
     anaphor="ce {k}", joint="{a} et {b}?",
 )  # fmt: skip
 
-# The worlds of the hold-outs: no table's recipe was compared on a model of one of them before they were made.
+# The worlds of the hold-outs.
 
 _QUADRI = spelled(
     "quadri", "Au Bri Cen Lu Nove Sera Tra", "b c d m p s v", "a e i o", "monte luna grazia fiore", _NAMES

@@ -178,7 +178,7 @@ def _static_share(model: Model, options: RouteOptions) -> float:
     from pictool.linker.policies.base import Prompt
 
     policy, context = parse_policy(options.policy), options.documents * options.tokens
-    if policy.needs.tables or policy.needs.runs_model or policy.check_layers(model.geometry.layers):
+    if policy.needs.attention or policy.needs.runs_model or policy.check_layers(model.geometry.layers):
         raise InputError(f"--algo {options.policy}: its rows depend on what documents say; simulate a fixed share")
     bounds = [1 + round(i * (context - 1) / options.documents) for i in range(options.documents + 1)]
     layout = Layout.of([0], [[0] * (end - start) for start, end in itertools.pairwise(bounds)], [0])

@@ -111,7 +111,7 @@ class BulkOptions:
     def __post_init__(self) -> None:
         _require_each("--bulk", self.sizes, 0)
         if not 0 < self.share <= 1:
-            raise InputError(f"--cache-share {self.share}: must be above 0, and 1 at most")
+            raise InputError(f"--cache-share {self.share}: must be above 0 and at most 1")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,8 +14,7 @@ import numpy as np
 
 from pictool.bench.options import PromptOptions
 from pictool.compiler.compile import CODEC, compile_chunks
-from pictool.compiler.sensitivity import PROBES
-from pictool.core import Chunk, CompileOptions
+from pictool.core import Chunk
 from pictool.errors import InputError
 from pictool.linker.grid import LabelledPolicy
 from pictool.linker.policies import object_kinds
@@ -71,16 +70,11 @@ def compile_for(model: Model, store: Store, chunks: Sequence[Chunk], policies: S
     Raises:
         InputError: they do not fit on its disk.
     """
-    kinds = object_kinds([labelled.policy for labelled in policies], CODEC, PROBES)
+    kinds = object_kinds([labelled.policy for labelled in policies], CODEC)
     store.root.mkdir(parents=True, exist_ok=True)
-    require_disk(store.root, num_variants(kinds) * sum(map(len, chunks)) * model.token_bytes)
+    require_disk(store.root, len(kinds) * sum(map(len, chunks)) * model.token_bytes)
     for kind in kinds:
         compile_chunks(model, store, chunks, kind)
-
-
-def num_variants(kinds: Iterable[CompileOptions]) -> int:
-    """How many objects a document has, compiled to these kinds: one with a table serves those who need none."""
-    return len({(kind.sinks, kind.codec) for kind in kinds})
 
 
 def random_chunks(model: Model, count: int, tokens: int, seed: int = 0) -> list[Chunk]:
@@ -109,7 +103,7 @@ def random_text(model: Model, tokens: int, seed: Sequence[int]) -> str:
         InputError: as of `random_chunks`.
     """
     if tokens < 1:
-        raise InputError(f"a random text of {tokens} tokens: must have 1 or more")
+        raise InputError(f"a random text of {tokens} tokens: must have at least 1")
     vocabulary, draw = words(model.tokenizer), np.random.default_rng(list(seed))
     for _ in range(_TRIES):
         text = " ".join(draw.choice(vocabulary, tokens))  # a word has one token or more
@@ -117,7 +111,7 @@ def random_text(model: Model, tokens: int, seed: Sequence[int]) -> str:
         cut = str(model.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
         if len(ids) == tokens and model.encode(cut) == ids:
             return cut
-    raise InputError(f"{model.name}: its tokenizer cannot make a random text of {tokens} tokens; use --shape")
+    raise InputError(f"{model.name}: its tokenizer cannot produce a random text of {tokens} tokens; use --shape")
 
 
 @lru_cache(maxsize=8)
@@ -151,7 +145,7 @@ def require_positions(model: Model, tokens: int, remedy: str) -> None:
     """
     if tokens > model.max_positions:
         raise InputError(
-            f"a prompt of {tokens} tokens, but {model.name} takes {model.max_positions} positions; use {remedy}"
+            f"a prompt of {tokens} tokens, but {model.name} has {model.max_positions} positions; use {remedy}"
         )
 
 
@@ -164,6 +158,6 @@ def require_disk(directory: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(directory).free
     if free < num_bytes:
         raise InputError(
-            f"{directory}: {num_bytes / 1e9:.1f} GB of objects, but {free / 1e9:.1f} GB are free; "
+            f"{directory}: {num_bytes / 1e9:.1f} GB of objects, but only {free / 1e9:.1f} GB are free; "
             "use --store on another disk, or a smaller workload"
         )

@@ -118,7 +118,7 @@ def compile_bulk(
         on_progress(progress)
         lost = _count_lost(table, lost)
         if lost >= _HOPELESS:
-            raise StoreError(f"{_last_error(table)}; {lost} objects failed one after another, written objects stay")
+            raise StoreError(f"{_last_error(table)}; {lost} objects in a row failed; those already written are kept")
     return BulkResult(tuple(tables), progress)
 
 

@@ -25,6 +25,7 @@ from pictool.errors import InputError
 from pictool.linker.grid import label_of
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.spec import Spec
+from pictool.runtime.model import api_name
 from pictool.serve.backends.base import BackendSettings
 from pictool.serve.errors import ApiError
 from pictool.serve.prompts.learning import texts_of
@@ -78,7 +79,8 @@ class FleetBackend(Backend):
     """
 
     def __init__(self, model: Model, remote: Remote, settings: BackendSettings, calls: Calls) -> None:
-        self.model, self.created = settings.name or model.name, int(time.time())
+        self.model, self.own_name = settings.name or api_name(model.name), model.name
+        self.created = int(time.time())
         self.context_length, self.policy = model.max_positions, settings.policy
         self.response_template = getattr(model.tokenizer, "response_template", None)
         self._base, self._remote, self._settings, self._calls = model, remote, settings, calls
@@ -105,7 +107,7 @@ class FleetBackend(Backend):
         pieces = work.prompt.pieces if policy.needs.objects else ()
         marked = [piece.text for piece in pieces if isinstance(piece, MarkedText)]
         leased = {piece.key: piece.num_tokens for piece in pieces if isinstance(piece, ObjectReference)}
-        keys = await self._keys(leased, marked, work.tenant, Spec(policy=policy, codec=self._settings.codec))
+        keys = await self._keys(leased, marked, work.tenant, self._settings.spec(policy))
         work = replace(work, linking=replace(work.linking, recognises=False))  # a replica knows its own tier only
         async with aclosing(
             self._call("answer", work, keys=keys or _word("".join(texts_of(work.prompt))[:_BEGINNING]))
@@ -114,7 +116,7 @@ class FleetBackend(Backend):
                 yield event
 
     async def compile(self, text: str, tenant: Tenant, chunk_tokens: int | None = None) -> list[CompiledText]:
-        spec = Spec(policy=self.policy, codec=self._settings.codec, chunk_tokens=chunk_tokens)
+        spec = self._settings.spec(self.policy, chunk_tokens=chunk_tokens)
         keys = await self._keys({}, [text], tenant, spec)
         (done,) = [done async for done in self._call("compile", text, tenant, chunk_tokens, keys=keys)]
         self._at_remote |= {part.key for part in done}
@@ -166,7 +168,7 @@ class FleetBackend(Backend):
                     _log.warning("pic: a replica was lost (%s); attempt %d of %d", error, attempt + 1, _ATTEMPTS)
                     if has_begun:  # nothing is sent twice
                         break
-            raise ApiError(503, "the replica that answered was lost; try again", code="replica_lost")
+            raise ApiError(503, "the replica that was answering was lost; try again", code="replica_lost")
         except ApiError as error:
             if error.code == "cache_object_missing":  # removed by force: which ones are there is asked again
                 self._at_remote.clear()

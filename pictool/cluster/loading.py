@@ -39,7 +39,8 @@ class ModelSpec:
         """
         if self.version not in ("", version("pictool")):
             raise InputError(
-                f"a worker has pictool {version('pictool')}, the driver {self.version}; install the same everywhere"
+                f"a worker has pictool {version('pictool')}, the driver {self.version}; install the same version on "
+                "all machines"
             )
         import torch
 
@@ -49,6 +50,6 @@ class ModelSpec:
         model = load_model(self.name, self.device, self.dtype, self.salt)
         if self.fingerprints not in (None, (model.target.model, model.target.tokenizer)):
             raise ModelError(
-                f"{model.name}: a worker has another model than the driver; install the same model on all machines"
+                f"{model.name}: a worker's model differs from the driver's; install the same model on all machines"
             )
         return model

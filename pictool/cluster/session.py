@@ -22,7 +22,7 @@ def require_installed(what: str) -> None:
     """Raise InputError, with the remedy, unless Ray is installed for a feature."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
-        raise InputError(f"{what} needs {', '.join(missing)}, not installed here; pip install 'pictool[ray]'")
+        raise InputError(f"{what} needs {', '.join(missing)}, which is not installed; pip install 'pictool[ray]'")
 
 
 @contextmanager
@@ -55,7 +55,9 @@ def connected(address: str) -> Iterator[None]:
             )  # fmt: skip
     except Exception as error:  # a node that does not start in time is an Exception of no other class
         why = " ".join(str(error).split())[:200]
-        raise InputError(f"--ray {address}: no usable cluster there ({why}); start one with ray start") from error
+        raise InputError(
+            f"--ray {address}: no usable cluster at this address ({why}); start one with ray start"
+        ) from error
     try:
         with _redirected(1, 2):  # stdout is for results
             yield

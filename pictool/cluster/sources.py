@@ -62,7 +62,7 @@ def find_sources(names: Sequence[str]) -> list[SourceFile]:
         listed = _listed(name)
         if not listed:
             raise InputError(
-                f"{without_credentials(name)}: has no files; name text files, folders, globs, jsonl or parquet"
+                f"{without_credentials(name)}: contains no files; specify text files, folders, globs, jsonl or parquet"
             )
         found |= {source.url: source for source in listed if source.url not in found}
     return list(found.values())
@@ -85,7 +85,7 @@ def _listed(name: str) -> list[SourceFile]:
     except FileNotFoundError as error:
         raise InputError(f"{without_credentials(name)}: no such file, folder or glob") from error
     except ImportError as error:
-        raise InputError(f"{without_credentials(name)}: no package for it is installed ({error})") from error
+        raise InputError(f"{without_credentials(name)}: no package for this protocol is installed ({error})") from error
     except Exception as error:  # whatever a file system raises
         raise InputError(f"{without_credentials(name)}: cannot be listed ({_why(error)})") from error
 
@@ -173,7 +173,7 @@ def _of_record(record: dict[str, Any], name: str, columns: Columns, num_bytes: i
     try:
         text.encode()
     except UnicodeEncodeError:
-        return SourceDocument(name, None, f"{name}: has half of a surrogate pair, which is no text", num_bytes)
+        return SourceDocument(name, None, f"{name}: contains an unpaired surrogate, which is not text", num_bytes)
     return SourceDocument(name, text, None, num_bytes)
 
 

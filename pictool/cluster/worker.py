@@ -85,7 +85,7 @@ def _compile_one(
 ) -> list[ManifestRow]:
     """Compile a document whose batch has crashed once. A skipped document stays counted for the next attempt."""
     if 1 + begin(name) >= MOST_DEATHS:
-        error = f"{document.id}: {MOST_DEATHS} workers died while they compiled it, or the batch that it was in"
+        error = f"{document.id}: {MOST_DEATHS} workers died while compiling it or its batch"
         return [ManifestRow.failed(document.id, error, document.num_bytes)]
     try:
         return compile([document])
@@ -133,9 +133,9 @@ class CompileWorker:
             return document.error or "has no text"
         try:
             chunks = make_chunks(model, document.text, document.id, self._spec.chunk_tokens, self._spec.overlap)
-            room = model.max_positions - self._spec.options.sinks
+            room = model.max_positions
             if too_long := [chunk for chunk in chunks if len(chunk) > room]:
-                return f"{too_long[0].source}: {len(too_long[0])} tokens, but the model has {room} positions for it"
+                return f"{too_long[0].source}: {len(too_long[0])} tokens, but the model has {room} positions"
         except InputError as error:
             return str(error)
         return [(object_key(model, chunk, self._spec.options), chunk) for chunk in chunks]
@@ -178,7 +178,7 @@ class CompileWorker:
             remote.write(key, encoded)
             size = encoded.num_bytes if remote.has_same(encoded) else remote.another(encoded)  # of another worker
             if size is None:
-                raise StoreError(f"{remote.name(key)}: is another object after it was written")
+                raise StoreError(f"{remote.name(key)}: another object is there after the write; compile again")
             return size
         finally:
             room.give(encoded.num_bytes)

@@ -18,26 +18,36 @@ from pictool.commands.console.verbosity import Verbosity, set_verbosity
 from pictool.commands.removed import replacement
 from pictool.escapes import guard_streams
 
-# What `pic --help` says of each command; its module has its name.
-COMMANDS = {
-    "ask": "Answer a question from a folder of documents, and name the sources.",
-    "compile": "Compile text files to KV objects.",
-    "link": "Link documents into a prompt and answer a query.",
-    "query": "Run a span query: a program over model calls.",
-    "estimate": "Estimate what linking would save on a log of requests.",
-    "plan": "Estimate loading and recompute by device: which ratio is free, which device is cheapest.",
-    "inspect": "Show the contents of an object, or the steps of a link; compare two links.",
-    "store": "List, check, prune and move the objects of a store.",
-    "eval": "Ask a dataset's questions under several policies.",
-    "tune": "Find the cheapest policy that meets a target.",
-    "bench": "Measure speed, on models of any shape with random weights.",
-    "sync": "Compile new and changed files of folders; remove the objects of deleted ones.",
-    "serve": "Serve a model over HTTP: OpenAI's API with explicit caches.",
-    "mcp": "Let agents search and ask folders of documents, by MCP over stdin and stdout.",
-    "tui": "Browse objects and traces on the terminal.",
-    "config": "Show each setting and where it comes from.",
-    "doctor": "Check that linking works on this machine, model and device.",
+# What `pic --help` says of each command, by what people come for; its module has its name.
+GROUPS = {
+    "Use": {
+        "ask": "Answer a question from a folder of documents, with sources.",
+        "link": "Link documents into a prompt, and answer a question.",
+        "compile": "Compile documents to KV objects in advance.",
+        "sync": "Keep the objects of folders up to date.",
+        "serve": "Serve a model over HTTP: OpenAI, Anthropic and Gemini APIs.",
+        "mcp": "Let agents search and ask folders, over MCP.",
+        "query": "Run a span query, a program of model calls.",
+    },
+    "Inspect": {
+        "inspect": "Show an object or the steps of a link; compare two links.",
+        "tui": "Browse objects and links in the terminal.",
+        "doctor": "Check that linking is exact with this model and device.",
+    },
+    "Measure": {
+        "estimate": "Estimate from a log of requests what linking would save.",
+        "eval": "Compare policies by their answers to a dataset.",
+        "tune": "Choose the cheapest policy that meets a target.",
+        "bench": "Measure speed, also on random weights of any shape.",
+        "plan": "Estimate loading and recompute times by storage device.",
+    },
+    "Manage": {
+        "store": "List, verify, prune, sign and move objects.",
+        "config": "Show each setting and where it comes from.",
+    },
 }
+_NAME = 8  # characters, so that all groups have one column
+COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
 class _Commands(TyperGroup):
@@ -61,15 +71,16 @@ class _Commands(TyperGroup):
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([*COMMANDS.items()])
+        for heading, commands in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(_NAME), text) for name, text in commands.items()])
 
 
 app = typer.Typer(
     cls=_Commands,
     rich_markup_mode=None,  # plain help, in half the time
-    help="Compile documents to KV objects, link them into prompts.",
-    epilog="pic COMMAND --help shows the options of a command, and an example.",
+    help="Compile documents to KV objects once, and link them into any prompt.",
+    epilog="pic COMMAND --help shows the options of a command, and examples. Start with: pic ask FOLDER -q QUESTION",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,  # a bug's traceback is plain, and without the values of variables

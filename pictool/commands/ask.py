@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Optional
 
 from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import print_json
 from pictool.commands.console.verbosity import note
-from pictool.commands.link import Stream, fetching_ends, note_compiled
+from pictool.commands.link import Stream, compare_policies, fetching_ends, note_compiled, print_answer, print_verdict
 from pictool.commands.linking.folder import FolderOptions, read_library
-from pictool.commands.linking.request import make_spec, require_text
+from pictool.commands.linking.request import AlgosOption, CompareOption, make_spec, named_policies, require_text
 from pictool.commands.settings.engine import find_engine
 from pictool.commands.settings.options import (
     SALT,
-    AlgoOption,
     EngineOption,
     JsonOption,
     NewTokensOption,
@@ -29,77 +30,116 @@ from pictool.escapes import visible
 
 if TYPE_CHECKING:
     from pictool.conversation import Conversation
+    from pictool.documents.library import Found
+    from pictool.engines.base import Engine
+    from pictool.linker.grid import LabelledPolicy
 
 app = make_app()
 PASSAGES = 8
 PassagesOption = Annotated[int, option("--passages", "N", "Link at most N passages.", min=1)]
 
 
-@command(app, "ask", "model", "device", "dtype", "codec", "separator", "store", "remote", "require_signed", *SALT)
-def run_ask(
-    folder: FolderOptions,
-    settings: Settings,
-    question: Annotated[Optional[str], option("-q, --query", "TEXT", "The question.")] = None,
+@dataclass(frozen=True)
+class AskOptions:
+    """How a question, or several, are asked."""
+
+    question: Annotated[Optional[str], option("-q, --query", "TEXT", "The question.")] = None
     is_conversation: Annotated[
         bool,
         option(
             "-i, --interactive",
             None,
-            "Read more questions from stdin, one a line. A chat model also gets the earlier turns.",
+            "Read further questions from stdin, one per line. Chat models also see the earlier turns.",
         ),
-    ] = False,
-    num_passages: PassagesOption = PASSAGES,
-    algo: AlgoOption = None,
-    max_new_tokens: NewTokensOption = None,
-    as_json: JsonOption = False,
-    engine: EngineOption = None,
-) -> None:
-    """Answer a question from a folder of documents, and name the sources.
+    ] = False
+    num_passages: PassagesOption = PASSAGES
+    algos: AlgosOption = field(default_factory=list)
+    compare: CompareOption = False
+    max_new_tokens: NewTokensOption = None
+    as_json: JsonOption = False
+    engine: EngineOption = None
+
+
+@command(
+    app, "ask", "model", "device", "dtype", "after", "codec", "separator", "store", "remote", "require_signed", *SALT
+)
+def run_ask(options: AskOptions, folder: FolderOptions, settings: Settings) -> None:
+    """Answer a question from a folder of documents, with sources.
 
     \b
-      pic ask docs -q "Which festival does Gadwick hold?"
+      pic ask docs -q "Which festival does Gadwick hold?" --compare
       pic ask reports notes.md --include '*.pdf' -i
+      pic ask docs -q "Who?" --algo auto --algo legolink-16
     """
-    if question is None and not is_conversation:
+    if options.question is None and not options.is_conversation:
         raise UsageError("no question; give one with --query, or ask several with -i")
-    if as_json and is_conversation:
-        raise UsageError("--json: reports one question; leave -i out")
+    policies = named_policies(options.algos)
+    if options.is_conversation and (options.as_json or len(policies) > 1):
+        raise UsageError("-i: needs a single policy, and cannot be combined with --json")
     from pictool.conversation import Conversation
 
-    spec = make_spec(settings, question or "?", algo, max_new_tokens)
-    engine_type, store = find_engine(engine, model=settings.model), open_store(settings)
+    policy = policies[0].policy if policies else None
+    spec = make_spec(settings, options.question or "?", policy, options.max_new_tokens)
+    engine_type, store = find_engine(options.engine, model=settings.model), open_store(settings)
     files = folder.find_files()
-    model = open_model(settings)
-    with folder.open_reader(model, store) as reader:
-        library = read_library(reader, files)
-    kept = None if is_conversation else 0
-    with fetching_ends(store), engine_type(model, store, kept) as running:
-        conversation = Conversation(running, library, spec, num_passages)
-        if question is not None:
-            ask(conversation, question, as_json)
-        if is_conversation:
-            converse(conversation)
+    model = open_model(settings, engine_type.name)
+    kept = None if options.is_conversation else 0
+    with (
+        folder.open_reader(model, store) as reader,  # ends last: by then the store is there
+        fetching_ends(store),
+        engine_type(model, store, kept) as running,
+    ):
+        conversation = Conversation(running, read_library(reader, files), spec, options.num_passages)
+        if options.question is not None and len(policies) > 1:
+            ask_each(running, conversation, options, policies)
+        elif options.question is not None:
+            ask(conversation, options.question, options)
+        if options.is_conversation:
+            converse(conversation, options)
 
 
-def ask(conversation: Conversation, question: str, as_json: bool = False) -> None:
+def ask(conversation: Conversation, question: str, options: AskOptions) -> None:
     """Answer a question; print the answer as it comes, then its sources, or all of it as JSON."""
-    on_text = (lambda _: None) if as_json else Stream()
-    reply = conversation.ask(require_text("the question", question), on_text=on_text, on_compile=note_compiled)
-    if as_json:
+    on_text = (lambda _: None) if options.as_json else Stream()
+    reply = conversation.ask(
+        require_text("the question", question), compare=options.compare, on_text=on_text, on_compile=note_compiled
+    )
+    if options.as_json:
         print_json(reply.report())
-    else:
-        print("\n\nSources:", flush=True)
-        for source in dict.fromkeys(found.passage.source for found in reply.sources):
-            print(f"  {visible(source)}")
+        return
+    print(flush=True)  # the end of the streamed answer's line
+    print_answer(reply.report())
+    print_sources(reply.sources)
 
 
-def converse(conversation: Conversation) -> None:
+def ask_each(
+    engine: Engine, conversation: Conversation, options: AskOptions, policies: Sequence[LabelledPolicy]
+) -> None:
+    """Answer a question from the same passages under several policies, each compared with full recompute."""
+    spec, found = conversation.prepare(require_text("the question", options.question or ""))
+    answers = compare_policies(engine, spec, policies)
+    replies = [conversation.reply(answer, found) for answer in answers]
+    if options.as_json:
+        print_json([reply.report() for reply in replies])
+        return
+    print_verdict([labelled.label for labelled in policies], [answer.report() for answer in answers])
+    print_sources(found)
+
+
+def print_sources(sources: Sequence[Found]) -> None:
+    """The passages' files and places, each once, the best first."""
+    print("\nSources:", flush=True)
+    for source in dict.fromkeys(found.passage.source for found in sources):
+        print(f"  {visible(source)}")
+
+
+def converse(conversation: Conversation, options: AskOptions) -> None:
     """Answer the lines of stdin until it ends; also after one that cannot be answered."""
     is_terminal = sys.stdin.isatty()
     while (question := read_line(is_terminal)) is not None:
         if question.strip():
             try:
-                ask(conversation, question)
+                ask(conversation, question, options)
             except PicError as error:
                 note(str(error))
 

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
 DEFAULT_SHAPE = "qwen2.5-0.5b"
-DEFAULT_POLICIES = ("full", "naive", "legolink-16", "cacheblend-15")
+DEFAULT_POLICIES = ("full", "auto", "naive", "legolink-16", "cacheblend-15")
 
 ShapeOption = Annotated[
     Optional[str],
     option(
-        "--shape", "NAME", "Random-weight model of this shape: llama-3.1-8b, tiny, ... A wrong name lists all.", MODEL
+        "--shape", "NAME", "Use random weights of this shape: llama-3.1-8b, tiny, ... An unknown name lists all.", MODEL
     ),
 ]
 ModelOption = Annotated[Optional[str], option("-m, --model", "NAME", "Measure this model instead of a shape.", MODEL)]
@@ -60,9 +60,9 @@ class BenchOptions:
     model: ModelOption = None
     algo: AlgosOption = field(default_factory=list)
     repeats: Annotated[
-        int, option("--repeats", "N", "Interleaved repeats, after a warm-up that does not count.", min=1)
+        int, option("--repeats", "N", "Interleaved repeats, after one warm-up that is not counted.", min=1)
     ] = 5
-    cold: Annotated[bool, option("--cold", None, "Read objects from the device, not from the page cache.")] = False
+    cold: Annotated[bool, option("--cold", None, "Read objects from disk, not from the page cache.")] = False
     chunks: Annotated[int, option("--chunks", "N", "Chunks in the prompt.", PROMPT, min=1)] = 8
     chunk_tokens: Annotated[int, option("--chunk-tokens", "N", "Tokens per chunk.", PROMPT, min=1)] = 512
     new_tokens: Annotated[int, option("--new-tokens", "N", "Tokens to decode.", ANSWER, min=0)] = 16
@@ -78,7 +78,7 @@ class BenchOptions:
 
 @command(app, "bench", "device", "dtype", "store", *SALT)
 def run_bench(options: BenchOptions, settings: Settings) -> None:
-    """Measure speed, on models of any shape with random weights.
+    """Measure speed, also on random weights of any shape.
 
     TTFT, its parts, and decoding, of one request after another; beside the policies, full recompute and transformers'
     generate are measured.
@@ -121,7 +121,7 @@ def open_subject(options: BenchOptions, settings: Settings) -> Iterator[Subject]
     from pictool.runtime.model import require_name
 
     if options.shape is not None and options.model is not None:
-        raise UsageError("--shape: cannot be combined with -m; leave one of them out")
+        raise UsageError("--shape: cannot be combined with -m; use one of them")
     if options.model is not None:
         require_name(options.model)
     root, shape = open_store(settings).root, options.shape or DEFAULT_SHAPE
@@ -148,7 +148,7 @@ def open_bench_model(options: BenchOptions, settings: Settings) -> Model:
     if options.model is not None:
         return open_model(settings.override(model=options.model))
     name = shape_of(options.shape or DEFAULT_SHAPE).name
-    note(f"making a random {name}")
+    note(f"creating a random {name}")
     return random_model(name, settings.device, settings.dtype, salt=settings.salt)
 
 

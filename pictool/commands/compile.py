@@ -1,9 +1,8 @@
-"""`pic compile`: text files to objects."""
+"""`pic compile`: files to objects."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ from pictool.commands.console.outputs import output_path, print_json
 from pictool.commands.console.progress import new_work, progress
 from pictool.commands.console.verbosity import note
 from pictool.commands.console.words import count
-from pictool.commands.linking.request import STDIN, read_stdin
+from pictool.commands.linking.request import STDIN, read_document, read_stdin
 from pictool.commands.ray.compile import BulkOptions, run_bulk
 from pictool.commands.settings.compiling import Compilation
 from pictool.commands.settings.engine import find_engine
@@ -42,22 +41,22 @@ if TYPE_CHECKING:
 app = make_app()
 EMBEDDED = "embedded"
 _RECORDS = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
-_HTML = re.compile(r"\s*(<\?xml[^>]*>\s*)?<(!doctype\s+html|html)\b", re.IGNORECASE)
 
 
-@command(app, "compile", "codec", "model", "device", "dtype", "store", "remote", "signing_key", *SALT)
+@command(app, "compile", "after", "codec", "model", "device", "dtype", "store", "remote", "signing_key", *SALT)
 def run_compile(
     what: Compilation,
     settings: Settings,
     output: Annotated[
-        Optional[str], option("-o, --output", "FILE", "Also write the object of one file here.", OUTPUT)
+        Optional[str],
+        option("-o, --output", "FILE", "Also write the object to this file (one input file only).", OUTPUT),
     ] = None,
-    is_dry: Annotated[bool, option("--dry-run", None, "Print what compiling would cost; write nothing.")] = False,
+    is_dry: Annotated[bool, option("--dry-run", None, "Print what compiling would cost, and write nothing.")] = False,
     as_json: JsonOption = False,
     engine: EngineOption = None,
     bulk: BulkOptions = BulkOptions(),
 ) -> None:
-    """Compile text files to KV objects. Unchanged input costs no model run.
+    """Compile documents to KV objects in advance. Unchanged input costs no model run.
 
     \b
       pic compile docs/*.txt
@@ -67,8 +66,7 @@ def run_compile(
     """
     what.check()
     others = {
-        "-o": output, "--engine": engine, "--probes": what.probes is not None,
-        "--probe-model": what.probe_model, "--dry-run": is_dry, "--splitter": what.splitter is not None,
+        "-o": output, "--engine": engine, "--dry-run": is_dry, "--splitter": what.splitter is not None,
         "--cut": what.cut is not None,
     }  # fmt: skip
     bulk.check(others, settings)
@@ -82,7 +80,7 @@ def run_compile(
 
         model = open_model(settings)
         chunks = [chunk for name, text in texts for chunk in what.chunks(model, text, name)]
-        found = forecast(model, open_store(settings), chunks, what.options(model, settings.codec))
+        found = forecast(model, open_store(settings), chunks, what.options(model, settings))
         print_forecast(found, len(texts), as_json)
     elif target is None and (rows := recalled_rows(what, texts, settings, engine)):
         print_rows(settings.model or EMBEDDED, rows, as_json)
@@ -94,10 +92,10 @@ def run_compile(
 
 
 def read_texts(files: Sequence[str], bulk: BulkOptions = BulkOptions()) -> list[tuple[str, str]]:
-    """Names and contents of text files, of stdin (`-`), and of those below directories, in order.
+    """Names and texts of files, of stdin (`-`), and of those below directories, in order.
 
-    Below a directory, hidden files, links out of it, and files that are not UTF-8 text are skipped; a note names the
-    latter two.
+    Below a directory, hidden files, links out of it, and files that cannot be read are skipped; a note names the latter
+    two.
 
     Raises:
         InputError: a named file or a record that cannot be read, or a directory without texts.
@@ -105,9 +103,6 @@ def read_texts(files: Sequence[str], bulk: BulkOptions = BulkOptions()) -> list[
     texts = list[tuple[str, str]]()
     for name in files:
         texts += _records_of(name, bulk) if name.endswith(_RECORDS) else _texts_of(name)
-    for name, text in texts:
-        if _HTML.match(text):
-            note(f"{name}: is HTML, and is compiled with its tags; to leave them out, extract the text first")
     return texts
 
 
@@ -118,40 +113,37 @@ def _records_of(name: str, bulk: BulkOptions) -> list[tuple[str, str]]:
     source, texts = SourceFile(name, str(Path(name).absolute()), 0), list[tuple[str, str]]()
     for document in read_documents(source, Columns(bulk.text_column or "text", bulk.id_column)):
         if not document.text:
-            problem = document.error or f"{document.id}: is empty; there is nothing to compile"
+            problem = document.error or f"{document.id}: is empty; nothing to compile"
             raise InputError(problem if problem.startswith(name) else f"{name}: {problem}")
         texts.append((document.id, document.text))
     if not texts:
-        raise InputError(f"{name}: has no lines; there is nothing to compile")
+        raise InputError(f"{name}: has no lines; nothing to compile")
     return texts
 
 
 def _texts_of(name: str) -> list[tuple[str, str]]:
-    from pictool.compiler.chunking import read_text
-
     if name == STDIN:
         return [("stdin", read_stdin())]
     if Path(name).is_dir():
         return _texts_below(Path(name))
-    return [(name, read_text(Path(name)))]
+    return [(name, read_document(Path(name)))]
 
 
 def _texts_below(directory: Path) -> list[tuple[str, str]]:
-    from pictool.compiler.chunking import read_text
     from pictool.reading import is_within
 
     texts = []
     for path in sorted(directory.rglob("*")):
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(directory).parts):
             if not is_within(path, directory):
-                note(f"left out: {path}: is a symbolic link that leaves {directory}; name it to compile it")
+                note(f"skipped: {path}: symbolic link to a place outside {directory}; name it explicitly to compile it")
                 continue
             try:
-                texts.append((str(path), read_text(path)))
+                texts.append((str(path), read_document(path)))
             except InputError as error:
-                note(f"left out: {error}")
+                note(f"skipped: {error}")
     if not texts:
-        raise InputError(f"{directory}: has no text files below it")
+        raise InputError(f"{directory}: contains no text files")
     return texts
 
 
@@ -159,22 +151,20 @@ def compile_texts(
     what: Compilation, texts: Sequence[tuple[str, str]], settings: Settings, engine: str | None
 ) -> tuple[Model, list[Compiled]]:
     """The model, and what was compiled."""
-    from pictool.compiler.sensitivity import PROBES
-    from pictool.runtime.model import open_speculative, require_name
+    from pictool.runtime.model import require_name
 
-    probes = what.probes if what.probes is not None else PROBES if what.probe_model else 0
-    surroundings = None if probes else _surroundings(what, settings)  # before the model is loaded
+    surroundings = _surroundings(what, settings)  # before the model is loaded
     can_remember = surroundings is not None and surroundings.are_settled
-    require_name(what.probe_model or settings.model)
-    engine_type, store, model = find_engine(engine, model=settings.model), open_store(settings), open_model(settings)
-    measurer = open_speculative(what.probe_model, model) if what.probe_model else None
+    require_name(settings.model)
+    engine_type, store = find_engine(engine, model=settings.model), open_store(settings)
+    model = open_model(settings, engine_type.name)
     by_text = [what.chunks(model, text, name) for name, text in texts]
     chunks = [chunk for of_text in by_text for chunk in of_text]
-    warn_of_disk(model, store, chunks, what.options(model, settings.codec))
+    options = what.options(model, settings)
+    warn_of_disk(model, store, chunks, options)
     with progress("compiling", len(chunks)) as advance, engine_type(model, store) as running:
         compiled = running.compile(
-            chunks, what.options(model, settings.codec, probes), force=what.force, probe_model=measurer,
-            on_done=lambda done: advance(*new_work(done)),
+            chunks, options, force=what.force, on_done=lambda done: advance(*new_work(done))
         )  # fmt: skip
     rest = iter(compiled)
     by_name = [(name, text, [next(rest) for _ in of]) for (name, text), of in zip(texts, by_text, strict=True)]
@@ -196,7 +186,7 @@ def recalled_rows(
     what: Compilation, texts: Sequence[tuple[str, str]], settings: Settings, engine: str | None
 ) -> list[ReportRow] | None:
     """The rows of texts all of whose objects are known and whole in the store; None if model or tokenizer must say."""
-    if what.force or what.probes or what.probe_model or engine is not None:
+    if what.force or engine is not None:
         return None
     surroundings = _surroundings(what, settings)
     if surroundings is None:
@@ -228,7 +218,7 @@ def _surroundings(what: Compilation, settings: Settings) -> Surroundings | None:
         files = model_files(directory)
     except OSError:  # loading the model says so
         return None
-    options = CompileOptions(what.sinks, settings.codec, cut=what.cut)
+    options = CompileOptions(settings.codec, cut=what.cut, after=settings.after)
     return Surroundings(
         directory, files, settings.device, settings.dtype, settings.salt, options, what.chunk_tokens, what.overlap
     )
@@ -239,7 +229,7 @@ def check_output(output: str | None, files: Sequence[str]) -> Path | None:
     if output is None:
         return None
     if len(files) != 1:
-        raise UsageError(f"-o {output}: can be used with one file, but {len(files)} were given")
+        raise UsageError(f"-o {output}: works with a single file, but {len(files)} were given")
     if Path(output).suffix != ".kvo":
         raise UsageError(f"-o {output}: the name must end in .kvo, so that pic link recognises it")
     return output_path("-o", output, files)

@@ -40,7 +40,7 @@ def run_config(settings: Settings, as_json: JsonOption = False) -> None:
             by = f"default ({row['variable']})"
         print(visible(f"{row['name']:<15}{row['value']!s:<{min(width, 32)}}  {by}"))
     if find_file() is None:
-        note("there is no pic.yaml here or above")
+        note("no pic.yaml in this directory or above it")
 
 
 def _row(settings: Settings, name: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def run_doctor(
     algo: Annotated[Optional[list[str]], option("--algo", "SPEC", f"Policy: {SPECS}", POLICY)] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that linking works on this machine, model and device.
+    """Check that linking is exact with this model and device.
 
     Looks at what is installed, checks the exactness rules against transformers itself, and compares linked answers with
     those of full recompute. Ends with exit code 1 if anything failed.

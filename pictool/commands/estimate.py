@@ -36,7 +36,7 @@ _KV_BYTES = 2 * 2 * 32 * 8 * 128  # of a token of Llama-3.1-8B in bfloat16
 class EstimateOptions:
     """The options of `pic estimate`."""
 
-    logs: Annotated[list[str], argument("LOG", "Logs of requests, also compressed with gzip or zstd; - is stdin.")] = (
+    logs: Annotated[list[str], argument("LOG", "Request logs, plain or compressed with gzip or zstd; - is stdin.")] = (
         field(default_factory=list)
     )
     memory: Annotated[
@@ -44,7 +44,7 @@ class EstimateOptions:
         option(
             "--memory",
             "SIZE",
-            "Use at most SIZE of memory. Beyond it, old requests are forgotten, with a printed error.",
+            "Use at most SIZE of memory; forgets old requests beyond it and prints the resulting error.",
         ),
     ] = None
     model: Annotated[
@@ -52,15 +52,12 @@ class EstimateOptions:
         option(
             "-m, --model",
             "NAME",
-            (
-                "Count tokens with this model's tokenizer and size its KV; no weights are read. "
-                "Without it, 4 bytes are a token."
-            ),
+            ("Count tokens and KV bytes for this model, without reading its weights. Default: 4 bytes per token."),
             MODEL,
         ),
     ] = None
-    top: Annotated[int, option("--top", "N", "List N documents, those first that save the most.", OUTPUT, min=0)] = 20
-    text: Annotated[bool, option("--text", None, "Show how the listed documents begin, not only hashes.", OUTPUT)] = (
+    top: Annotated[int, option("--top", "N", "List the N documents that save the most.", OUTPUT, min=0)] = 20
+    text: Annotated[bool, option("--text", None, "Show how the listed documents begin, not just hashes.", OUTPUT)] = (
         False
     )
     as_json: JsonOption = False
@@ -68,7 +65,7 @@ class EstimateOptions:
 
 @command(app, "estimate")
 def run_estimate(options: EstimateOptions, settings: Settings) -> None:
-    """Estimate what linking would save on a log of requests.
+    """Estimate from a log of requests what linking would save.
 
     \b
       pic estimate requests.jsonl
@@ -78,7 +75,7 @@ def run_estimate(options: EstimateOptions, settings: Settings) -> None:
     from pictool.estimate.readers import LogReader
 
     if not options.logs:
-        raise UsageError("nothing to estimate; name logs of requests, or - for stdin")
+        raise UsageError("nothing to estimate; specify request logs, or - for stdin")
     if options.logs.count("-") > 1:
         raise UsageError("-: stdin can be read only once")
     memory = memory_of(options)
@@ -144,7 +141,7 @@ def finish(measure: Measure, reader: LogReader, model: Model | None) -> Report:
     for problem in reader.problems:
         note(problem)
     if reader.unread.lines:
-        note(f"{count(reader.unread.lines, 'line')} not read; the first: {reader.unread.first}")
+        note(f"{count(reader.unread.lines, 'line')} skipped; the first: {reader.unread.first}")
     reads = {
         "requests": measure.num_prompts, "bytes": reader.num_bytes, "forms": dict(reader.forms.found),
         "left_out": {"records": left_out.total(), "reasons": dict(left_out)},
@@ -172,7 +169,7 @@ def print_report(report: Report, top: int) -> None:
     if left_out := report.reads["left_out"]["reasons"]:
         from pictool.estimate.readers import show_counts
 
-        print(textwrap.fill(f"left out   {show_counts(Counter(left_out))}", 80, subsequent_indent=" " * 11))
+        print(textwrap.fill(f"skipped    {show_counts(Counter(left_out))}", 80, subsequent_indent=" " * 11))
     if span := show_span(report.measure.series[::4]):
         print(f"time       {span}")
     print(f"tokens     {tokens.total:,.0f}, {report.counting}")
@@ -235,7 +232,7 @@ def print_prefill(report: Report) -> None:
     for way, tokens in report.prefill.items():
         print(f"{way:<19}{tokens:>15,.0f}  {percent(tokens, report.totals.tokens.total):>7}")
     size = show_bytes(report.totals.distinct * report.kv_bytes)
-    print(f"\nKV of all that is different: {size} ({report.model})")
+    print(f"\nKV of all distinct text: {size} ({report.model})")
 
 
 def print_documents(report: Report, top: int) -> None:

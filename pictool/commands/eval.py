@@ -59,10 +59,12 @@ app = make_app()
 class EvalOptions:
     """The options of `pic eval`; None where the user said nothing."""
 
-    dataset: Annotated[str, argument("DATASET", "A file of questions, or the name of a plug-in's dataset.")]
+    dataset: Annotated[str, argument("DATASET", "A file of questions, or the name of a plug-in dataset.")]
     limit: Annotated[Optional[int], option("--limit", "N", "Ask only the first N questions.", min=1)] = None
-    metric: Annotated[Optional[str], option("--metric", "NAME", "f1, em, rouge_l or contains (the dataset's).")] = None
-    params: Annotated[list[str], option("-p", "FIELD=VALUE", "Set a field of the dataset; repeatable.", DATASET)] = (
+    metric: Annotated[Optional[str], option("--metric", "NAME", "f1, em, rouge_l or contains (the dataset's own).")] = (
+        None
+    )
+    params: Annotated[list[str], option("-p", "FIELD=VALUE", "Set a field of the dataset. Repeatable.", DATASET)] = (
         field(default_factory=list)
     )
     algo: Annotated[
@@ -74,25 +76,32 @@ class EvalOptions:
     separator: SeparatorOption = None
     max_new_tokens: Annotated[
         Optional[int],
-        option("--max-new-tokens", "N", "Generate at most N tokens per answer (the dataset's).", ANSWER, min=1),
+        option(
+            "--max-new-tokens", "N", "Generate at most N tokens per answer (the dataset's own limit).", ANSWER, min=1
+        ),
     ] = None
     stop: Annotated[
-        list[str], option("--stop", "TEXT", "End answers at this text; repeatable (the dataset's).", ANSWER)
+        list[str], option("--stop", "TEXT", "End answers at this text; repeatable (the dataset's own).", ANSWER)
     ] = field(default_factory=list)
     chunk_tokens: ChunkOption = None
     codec: Annotated[
-        Optional[str], option("--codec", "NAME", "Codec of stored KV (none). A wrong name lists all.", COMPILING)
+        Optional[str], option("--codec", "NAME", "Codec of stored KV (none). An unknown name lists all.", COMPILING)
     ] = None
     output: Annotated[
         Optional[str],
-        option("-o, --output", "FILE", "Results file (jsonl); an existing one is continued (in the store).", OUTPUT),
+        option(
+            "-o, --output",
+            "FILE",
+            "Results file (JSON Lines; by default in the store). Appends to an existing file.",
+            OUTPUT,
+        ),
     ] = None
     as_json: JsonOption = False
 
 
 @command(app, "eval", "model", "device", "dtype", "store", "remote", *SALT)
 def run_eval(options: EvalOptions, settings: Settings) -> None:
-    """Ask a dataset's questions under several policies. Each is compared with full recompute.
+    """Compare policies by their answers to a dataset. Each is compared with full recompute.
 
     \b
       pic eval questions.jsonl --algo legolink-16 --algo cacheblend:ratio=.1,.2
@@ -144,8 +153,8 @@ def make_spec_options(options: EvalOptions) -> SpecOptions:
 
 def left_out(skipped: Sequence[str], model: Model) -> str:
     few = ", ".join(skipped[:3]) + (", …" if len(skipped) > 3 else "")
-    what = "1 case is left out, which does" if len(skipped) == 1 else f"{len(skipped)} cases are left out, which do"
-    return f"{what} not fit {model.name}: {few}"
+    what = "1 case skipped" if len(skipped) == 1 else f"{len(skipped)} cases skipped"
+    return f"{what}, prompt too long for {model.name}: {few}"
 
 
 def title(dataset: Dataset, model: Model) -> str:

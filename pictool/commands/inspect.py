@@ -12,6 +12,7 @@ from pictool.commands.console.errors import UsageError
 from pictool.commands.console.outputs import print_json
 from pictool.commands.console.pager import paged
 from pictool.commands.console.verbosity import note
+from pictool.commands.link import note_compiled
 from pictool.commands.settings.options import (
     SALT,
     argument,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from pictool.trace.format import Trace
 
 MAX_TOKENS = 2000  # of a text that is shown without --text
-BARS = "▁▂▃▄▅▆▇█"
 
 
 app = make_app()
@@ -40,11 +40,11 @@ app = make_app()
 
 @command(app, "inspect", "model", "device", "dtype", "store", *SALT)
 def run_inspect(
-    names: Annotated[list[str], argument("NAME", "Object files, keys or traces; or the run of a query.")],
+    names: Annotated[list[str], argument("NAME", "Object files, keys or traces, or the run of a query.")],
     options: InspectOptions,
     settings: Settings,
 ) -> None:
-    """Show the contents of an object, or the steps of a link; compare two links.
+    """Show an object or the steps of a link; compare two links.
 
     \b
       pic inspect a.kvo --text
@@ -58,7 +58,7 @@ def run_inspect(
     with nullcontext() if options.as_json else paged():
         if options.diff:
             if len(names) != 2 or options != InspectOptions(diff=True, as_json=options.as_json):
-                raise UsageError("--diff: compares two traces; name both, and leave the other options out")
+                raise UsageError("--diff: compares two traces; specify exactly two, without other options")
             show_diff((names[0], names[1]), options.as_json)
         elif any(is_run_path(Path(name)) for name in names):
             inspect_run(names, options)
@@ -73,7 +73,7 @@ def inspect_files(names: Sequence[str], options: InspectOptions, settings: Setti
     paths = [find(name, settings) for name in names]
     traces = [path for path in paths if is_trace(path)]
     if traces and len(traces) < len(paths):
-        raise UsageError(f"{traces[0]}: objects and traces cannot be inspected together; name one kind")
+        raise UsageError(f"{traces[0]}: objects and traces cannot be inspected together; specify one kind")
     check_options(options, bool(traces), names[0])
     reports = inspect_traces(traces, options, settings) if traces else [_inspect_file(path, options) for path in paths]
     if options.as_json:
@@ -86,7 +86,7 @@ def find(name: str, settings: Settings) -> Path:
     if path.is_file():
         return path
     if path.exists():
-        raise InputError(f"{name}: is not a regular file; name an object, a trace or a key")
+        raise InputError(f"{name}: is not a regular file; specify an object, a trace or a key")
     if path.suffix == ".kvo":
         raise InputError(f"{name}: no such object file")
     store = open_store(settings)
@@ -96,7 +96,7 @@ def find(name: str, settings: Settings) -> Path:
 def check_options(options: InspectOptions, of_traces: bool, name: str) -> None:
     """Refuse options that do not apply to the kind of `name`, or to a view that is not shown."""
     if options.against not in (None, "full"):
-        raise UsageError(f"--against {options.against}: must be full; --diff compares two traces")
+        raise UsageError(f"--against {options.against}: must be full; use --diff to compare two traces")
     if not of_traces and (options.attention or options.against or options.layers):
         raise UsageError(f"{name}: not a trace; --attention, --against and --layers need one (pic link --trace)")
     if not options.attention and (options.layer is not None or options.head is not None):
@@ -123,7 +123,7 @@ def inspect_object(path: Path, options: InspectOptions) -> dict[str, Any]:
     from pictool.store.objects.format import ObjectFile
 
     with ObjectFile(path) as file:
-        report = _fields(file) | _table(file)
+        report = _fields(file)
         if options.text:
             report["text"] = file.text()
         checksums = file.checksums
@@ -140,10 +140,8 @@ def _fields(file: ObjectFile) -> dict[str, Any]:
     return {
         "path": str(file.path), "key": meta.key, "architecture": target.architecture, "model": target.model,
         "tokenizer": target.tokenizer, "tokens": meta.num_tokens, **target.geometry.fields, "dtype": target.dtype,
-        "sinks": meta.sinks, "codec": meta.codec, "bytes": file.num_bytes, "layer_bytes": file.layer_bytes,
-        "fixups": meta.fixups or "none",
+        "before": meta.num_before, "codec": meta.codec, "bytes": file.num_bytes, "layer_bytes": file.layer_bytes,
         **_states(file),
-        **({} if meta.dummy is None else {"dummy": meta.dummy}),
         **({} if meta.parent is None else {"parent": meta.parent or "none (the first block of a chain)"}),
     }  # fmt: skip
 
@@ -155,16 +153,6 @@ def _states(file: ObjectFile) -> dict[str, Any]:
     token_bytes = file.layer_bytes * file.meta.target.geometry.layers / file.meta.num_tokens
     tokens, cut = math.ceil(file.state_bytes / token_bytes), file.meta.cut
     return {**({} if cut is None else {"cut": cut}), "state_bytes": file.state_bytes, "state_tokens": tokens}
-
-
-def _table(file: ObjectFile) -> dict[str, Any]:
-    """The table of fixups, as a bar per token; nothing if there is none."""
-    table = file.fixups()
-    if table is None:
-        return {}
-    scores = table.astype(float)
-    levels = (scores / (scores.max() or 1.0) * (len(BARS) - 1)).round().astype(int)
-    return {"highest": round(scores.max(), 3), "heat": "".join(BARS[level] for level in levels)}
 
 
 def _print_fields(report: dict[str, Any]) -> None:
@@ -220,7 +208,7 @@ def analyse(
         analyses.append(analyse_trace(
             models[named], store, trace, str(path), attention=options.attention,
             deviation=options.against is not None, layer=options.layer,
-            on_compile=lambda done: note(f"compiled {done.chunk.source} first ({len(done.chunk)} tokens)"),
+            on_compile=note_compiled,
         ))  # fmt: skip
     return analyses
 

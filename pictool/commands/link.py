@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,6 +21,7 @@ from pictool.commands.linking.request import (
     RequestOptions,
     check_documents,
     check_keys,
+    named_policies,
     note_measuring,
     with_stdin,
 )
@@ -32,7 +32,7 @@ from pictool.commands.settings.options import (
     make_app,
 )
 from pictool.commands.settings.resources import open_model, open_store
-from pictool.commands.settings.settings import DEFAULT, Settings
+from pictool.commands.settings.settings import Settings
 from pictool.reading import exists
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from pictool.store.store import Store
 
 app = make_app()
-FOREIGN = 1.25  # tokens a word; the world has 1.0, other English 1.5 and more
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,11 @@ class LinkCommand:
 
 
 @command(
-    app, "link", "model", "device", "dtype", "head", "query_template", "separator", "codec", "store",
+    app, "link", "model", "device", "dtype", "head", "query_template", "separator", "after", "codec", "store",
     "remote", "require_signed", *SALT,
 )  # fmt: skip
 def run_link(request: RequestOptions, settings: Settings, options: LinkOptions) -> None:
-    """Link documents into a prompt and answer a query.
+    """Link documents into a prompt, and answer a question.
 
     \b
       pic link a.txt b.txt -q "Which festival does Gadwick hold?" --compare
@@ -93,14 +92,14 @@ def run_link(request: RequestOptions, settings: Settings, options: LinkOptions) 
 
 def parse(request: RequestOptions, settings: Settings, options: LinkOptions, canary: Canary) -> LinkCommand:
     """The command line of one request, checked as far as no model is needed. Raises PicError."""
-    check_documents(request.documents)
+    documents = check_documents(request.documents)
     check_outputs(options, request.documents)
-    policies = request.policies()
+    policies = named_policies(request.algos)
     if len(policies) > 1 and (name := replace(options, compare=False).of_one()):
-        raise UsageError(f"{name}: applies to one policy; name one with --algo")
-    spec = with_stdin(request.spec(settings))
+        raise UsageError(f"{name}: applies to a single policy; choose one with --algo")
+    spec = with_stdin(replace(request.spec(settings), documents=documents))
     if options.auto_ratio and (spec.policy.knob is None or not spec.policy.knob.is_share):
-        raise UsageError(f"--auto-ratio: {spec.policy.name} has no ratio; name another with --algo")
+        raise UsageError(f"--auto-ratio: {spec.policy.name} has no ratio; choose another policy with --algo")
     is_verified = canary.picks(json.dumps(request_json(spec, {}) | {"algo": spec.policy.params}))
     return LinkCommand(settings, options, spec, policies if len(policies) > 1 else [], is_verified)
 
@@ -123,7 +122,7 @@ def link(parsed: LinkCommand, opened: ExitStack) -> list[dict[str, Any]]:
     engine_type = find_engine(options.engine, needed, settings.model)
     store = open_store(settings)
     check_keys(store, spec.documents, settings.salt)
-    model = open_model(settings)
+    model = open_model(settings, engine_type.name)
     opened.enter_context(fetching_ends(store))
     if options.auto_ratio:
         from pictool.controller.profile import auto_ratio, with_ratio
@@ -142,24 +141,12 @@ def link(parsed: LinkCommand, opened: ExitStack) -> list[dict[str, Any]]:
     if options.trace is not None:
         answers[0].write_trace(options.trace)
     place = {"version": __version__, "store": str(store.root)}
-    reports = [answer.report() | {"request": request_json(spec, place | answer.origin())} for answer in answers]
-    linked = answers[0].link.linked
-    if settings.origin("model") == DEFAULT and linked is not None:
-        note_foreign([part.chunk.text for part, _ in linked.documents], reports[0])
-    return reports
-
-
-def note_foreign(texts: Sequence[str], report: Mapping[str, Any]) -> None:
-    """Say so if documents are not of the embedded model's world, for every word of which its tokenizer has a token."""
-    words = sum(len(re.findall(r"\w+|[^\w\s]", text)) for text in texts)
-    tokens: int = report["tokens"]["context"] - report["tokens"]["head"]
-    if words and tokens / words > FOREIGN:
-        note("the embedded demo model knows only the documents of its own world; name your model with -m")
+    return [answer.report() | {"request": request_json(spec, place | answer.origin())} for answer in answers]
 
 
 def note_compiled(compiled: Compiled) -> None:
     """Say that a text was compiled for this link."""
-    note(f"compiled {compiled.chunk.source} first ({count(len(compiled.chunk), 'token')})")
+    note(f"compiled first: {compiled.chunk.source} ({count(len(compiled.chunk), 'token')})")
 
 
 def compare_policies(engine: Engine, spec: Spec, policies: Sequence[LabelledPolicy]) -> list[Answer]:
@@ -203,7 +190,7 @@ def request_json(spec: Spec, origin: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "query": spec.query, "head": spec.head, "query_template": spec.query_template, "separator": spec.separator,
         "documents": [str(document) if isinstance(document, str | Path) else STDIN for document in spec.documents],
-        "max_new_tokens": spec.max_new_tokens, "sampling": spec.sampling.options, "sinks": spec.sinks,
+        "max_new_tokens": spec.max_new_tokens, "sampling": spec.sampling.options, "after": spec.after,
         "chunk_tokens": spec.chunk_tokens, "codec": spec.codec, **origin,
     }  # fmt: skip
 
@@ -230,7 +217,7 @@ def check_outputs(options: LinkOptions, documents: Sequence[str]) -> None:
         if value is not None:
             output_path(name, value, inputs)
     if options.trace is not None and options.output is not None and Path(options.trace) == Path(options.output):
-        raise UsageError(f"--trace {options.trace}: is also the file of -o; name another")
+        raise UsageError(f"--trace {options.trace}: is also the -o file; choose another")
 
 
 def print_answer(report: Mapping[str, Any], shows_compare: bool = True) -> None:
@@ -240,13 +227,15 @@ def print_answer(report: Mapping[str, Any], shows_compare: bool = True) -> None:
     if tokens["context"] == tokens["head"]:
         rows = "no documents, nothing linked"
     decoded = f"{count(tokens['generated'], 'token')} in {timing['decode_s'] * 1e3:.0f} ms"
+    if report["finish_reason"] == "length":
+        decoded += f", cut at {count(tokens['generated'], 'token')} (--max-new-tokens)"
     note(f"{report['algo']}: {rows}, TTFT {timing['ttft_s'] * 1e3:.1f} ms, {decoded}")
     if compare and shows_compare:
         print(f"full         {compare['answer']}")
         print(f"speedup      {compare['speedup']:.2f}x (TTFT {compare['ttft_s'] * 1e3:.1f} ms under full)")
         print(f"agreement    {'same answer' if compare['same_answer'] else 'another answer'}, "
-              f"{compare['common_prefix']} tokens in common, KL of the first token {compare['kl']:.3g}, "
-              f"of the whole answer {_kl_text(compare)}")  # fmt: skip
+              f"{compare['common_prefix']} tokens in common, KL of the whole answer {_kl_text(compare)}, "
+              f"of the first token {compare['kl']:.3g}")  # fmt: skip
 
 
 def _kl_text(compare: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from pictool import __version__
 from pictool.commands.ask import PASSAGES, PassagesOption
+from pictool.commands.console.verbosity import note
 from pictool.commands.linking.folder import FolderOptions
 from pictool.commands.linking.request import make_spec
 from pictool.commands.settings.engine import find_engine
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
 
     from pictool.documents.library import Library, LibraryReader
+    from pictool.documents.reading import Document
     from pictool.engines.base import Engine
     from pictool.linker.spec import Spec
 
@@ -33,7 +35,9 @@ app = make_app()
 T = TypeVar("T", bound="Callable[..., dict[str, Any]]")
 
 
-@command(app, "mcp", "model", "device", "dtype", "codec", "separator", "store", "remote", "require_signed", *SALT)
+@command(
+    app, "mcp", "model", "device", "dtype", "after", "codec", "separator", "store", "remote", "require_signed", *SALT
+)
 def run_mcp(
     folder: FolderOptions,
     settings: Settings,
@@ -42,7 +46,7 @@ def run_mcp(
     max_new_tokens: NewTokensOption = None,
     engine: EngineOption = None,
 ) -> None:
-    """Let agents search and ask folders of documents, by MCP over stdin and stdout.
+    """Let agents search and ask folders, over MCP.
 
     \b
       pic mcp docs
@@ -52,7 +56,8 @@ def run_mcp(
     os.read(0, 0), os.write(1, b"")  # closed streams raise here, not in a task of the server's
     spec = make_spec(settings, "?", algo, max_new_tokens)
     folder.find_files()  # a wrong name ends it now
-    engine_type, store, model = find_engine(engine, model=settings.model), open_store(settings), open_model(settings)
+    engine_type, store = find_engine(engine, model=settings.model), open_store(settings)
+    model = open_model(settings, engine_type.name)
     with folder.open_reader(model, store) as reader, engine_type(model, store) as running:
         make_server(FolderTools(running, reader, folder, spec, num_passages)).run("stdio")
     store.drain()
@@ -63,7 +68,7 @@ def require_installed() -> None:
     try:
         import mcp.server.mcpserver  # noqa: F401
     except ImportError as error:
-        raise InputError("pic mcp needs mcp 2 or newer, not installed here; pip install 'pictool[mcp]'") from error
+        raise InputError("pic mcp needs mcp 2 or newer, which is not installed; pip install 'pictool[mcp]'") from error
 
 
 @dataclass
@@ -79,6 +84,7 @@ class FolderTools:
     spec: Spec
     num_passages: int
     lock: threading.Lock = field(default_factory=threading.Lock)
+    noted: set[Document] = field(default_factory=set)
 
     def search(
         self, words: Annotated[str, "What to look for: words of the passage, in any order."],
@@ -96,7 +102,12 @@ class FolderTools:
         return {"answer": reply.text, "sources": [found.passage.source for found in reply.sources]}
 
     def _read(self) -> Library:
-        return self.reader.read(self.options.find_files())
+        library = self.reader.read(self.options.find_files())
+        for document in (*library.problems, *library.partial):
+            if document not in self.noted:
+                note(str(document))
+        self.noted |= {*library.problems, *library.partial}
+        return library
 
 
 def make_server(tools: FolderTools) -> MCPServer:

@@ -58,7 +58,7 @@ class PlanOptions:
         option(
             "--read-gb-s",
             "LIST",
-            "Read rates of devices to compare, in GB/s, the cheapest device first.",
+            "Read rates of the devices to compare, in GB/s, cheapest first.",
             type=parse_rates,
         ),
     ] = "0.5,1,5,100"
@@ -68,7 +68,7 @@ class PlanOptions:
         option(
             "--algo",
             "SPEC",
-            "A policy with a ratio, and the ratio to find a device for. A wrong name lists all.",
+            "A policy with the ratio to find a device for. An unknown name lists all.",
             POLICY,
             type=parse_algo,
             show_default=False,
@@ -80,25 +80,28 @@ class PlanOptions:
 
 @command(app, "plan", "model", "device", "dtype", "store", *SALT, "codec")
 def run_plan(options: PlanOptions, settings: Settings) -> None:
-    """Estimate loading and recompute by device: which ratio is free, which device is cheapest.
+    """Estimate loading and recompute times by storage device.
 
     \b
       pic plan a.txt b.txt -q "Who?"
       pic plan --tokens 32768 --read-gb-s 0.5,7
     """
     if (options.tokens is None) == (not options.documents):
-        raise UsageError("documents or --tokens: name one of the two")
+        raise UsageError("documents and --tokens: use only one of them")
     spec = with_stdin(
         make_spec(
-            settings, options.query, options.policy, documents=options.documents, chunk_tokens=options.chunk_tokens
+            settings,
+            options.query,
+            options.policy,
+            documents=check_documents(options.documents),
+            chunk_tokens=options.chunk_tokens,
         )
     )
     knob = spec.policy.knob
     if knob is None or not knob.is_share:
         raise UsageError(
-            f"--algo {spec.policy.name}: has no ratio to plan; name {DEFAULT_ALGO} or another that has one"
+            f"--algo {spec.policy.name}: has no ratio to plan; use {DEFAULT_ALGO} or another policy with a ratio"
         )
-    check_documents(options.documents)
     store = open_store(settings)
     check_keys(store, spec.documents, settings.salt)
     report = make_report(options, open_model(settings), store, spec)

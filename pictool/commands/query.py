@@ -64,7 +64,7 @@ class QueryOptions:
         option(
             "--tree",
             "N",
-            ("Turn calls over more than N candidates into a tree of calls over at most N. This changes prompts."),
+            ("Split calls over more than N candidates into a tree of calls over at most N. This changes prompts."),
             POLICY,
             min=2,
         ),
@@ -74,21 +74,21 @@ class QueryOptions:
         option(
             "--sort-plus",
             None,
-            ("Order the children of a + by content, so that equal sets are equal prefixes. This changes answers."),
+            ("Sort the children of a + by content, so that equal sets become equal prefixes. This changes answers."),
             POLICY,
         ),
     ] = False
-    no_optimise: Annotated[bool, option("--no-optimise", None, "Apply no rule of the optimizer.", POLICY)] = False
+    no_optimise: Annotated[bool, option("--no-optimise", None, "Do not apply the optimizer's rules.", POLICY)] = False
     max_new_tokens: NewTokensOption = None
     top_p: Annotated[float, option("--top-p", "P", "Nucleus sampling, in calls with a temperature.", ANSWER)] = 1.0
     seed: Annotated[
         int, option("--seed", "N", "Seed of sampling; each call derives its own.", ANSWER, type=parse_seed)
     ] = 0
     max_tokens: Annotated[
-        Optional[int], option("--budget-tokens", "N", "Generate at most N tokens in all calls together.", ANSWER, min=1)
+        Optional[int], option("--budget-tokens", "N", "Generate at most N tokens over all calls.", ANSWER, min=1)
     ] = None
     max_seconds: Annotated[
-        Optional[float], option("--budget-seconds", "S", "Start no call after S seconds.", ANSWER, min=0)
+        Optional[float], option("--budget-seconds", "S", "Start no more calls after S seconds.", ANSWER, min=0)
     ] = None
     outputs: Annotated[
         Optional[str],
@@ -96,7 +96,7 @@ class QueryOptions:
             "--outputs",
             "NAME",
             (
-                "KV of outputs in later calls: generated (kept from generation) or compiled (anew; the "
+                "KV of outputs that later calls read: generated (kept from generation) or compiled (again; the "
                 "default with vLLM)."
             ),
             COMPILING,
@@ -108,21 +108,21 @@ class QueryOptions:
         option(
             "--pool",
             "SIZE",
-            "Keep up to SIZE of spans' KV on the device, as 500M (prefixes; torch only).",
+            "Keep up to SIZE of KV on the device, such as 500M (torch only).",
             MODEL,
             type=parse_size,
         ),
     ] = 0
     explain: Annotated[
-        bool, option("--explain", None, "Print the tree, the rules that apply, and the tree after them; run nothing.")
+        bool, option("--explain", None, "Print the tree before and after the optimizer's rules; run nothing.")
     ] = False
     output: Annotated[
         Optional[str],
-        option("-o, --output", "FILE", "Write the answers of a bulk as JSON Lines; a stopped run continues.", OUTPUT),
+        option("-o, --output", "FILE", "Write the answers of many queries as JSON Lines; run again to resume.", OUTPUT),
     ] = None
     trace: Annotated[
         Optional[str],
-        option("--trace", "DIR", "Write the run, with a trace of every call, for pic inspect and pic tui.", OUTPUT),
+        option("--trace", "DIR", "Write the run with a trace of every call, for pic inspect and pic tui.", OUTPUT),
     ] = None
     as_json: JsonOption = False
 
@@ -130,18 +130,18 @@ class QueryOptions:
         """Refuse what makes no sense together, and files that cannot be written. `query` is the input's name."""
         if self.no_optimise and (self.tree is not None or self.sort_plus):
             name = "--sort-plus" if self.sort_plus else "--tree"
-            raise UsageError(f"{name}: is a rule of the optimizer; leave --no-optimise out")
+            raise UsageError(f"{name}: is an optimizer rule; omit --no-optimise")
         if is_bulk(query) and self.trace:
-            raise UsageError("--trace: applies to one query, not to a bulk")
+            raise UsageError("--trace: applies to a single query, not to a .jsonl file")
         if self.output is not None and not is_bulk(query):
             raise UsageError("-o: needs queries in a .jsonl file; for one query use --json > FILE")
         if self.explain and self.trace is not None:
-            raise UsageError("--trace: --explain runs nothing")
+            raise UsageError("--trace: cannot be combined with --explain, which runs nothing")
         if self.output is not None:
             output_path("-o", self.output, [query])
         folder = None if self.trace is None else Path(self.trace)
         if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(f"--trace {folder}: must be an empty or new folder; name another")
+            raise InputError(f"--trace {folder}: must be an empty or new folder; choose another")
 
 
 def is_bulk(name: str) -> bool:
@@ -149,14 +149,18 @@ def is_bulk(name: str) -> bool:
     return name.endswith(".jsonl")
 
 
-@command(app, "query", "model", "device", "dtype", "store", "remote", "require_signed", "separator", "codec", *SALT)
+@command(
+    app, "query", "model", "device", "dtype", "store", "remote", "require_signed", "separator", "after", "codec", *SALT
+)
 def run_query(
-    query: Annotated[str, argument("FILE", "A query as JSON or YAML; - is stdin. A .jsonl file has one a line.")],
+    query: Annotated[
+        str, argument("FILE", "A query in JSON or YAML; - is stdin. A .jsonl file has one query per line.")
+    ],
     options: QueryOptions,
     settings: Settings,
     engine: EngineOption = None,
 ) -> None:
-    """Run a span query: a program over model calls.
+    """Run a span query, a program of model calls.
 
     \b
       pic query rag.yaml --explain
@@ -185,7 +189,7 @@ def run_query(
     with ExitStack() as running:
 
         def start(of: Settings) -> Engine:
-            return running.enter_context(engine_type(open_model(of), store, pool_bytes))
+            return running.enter_context(engine_type(open_model(of, engine_type.name), store, pool_bytes))
 
         engines = Engines(start, settings)
         run(engines, run_options, output=options)
@@ -196,7 +200,7 @@ def keeps_outputs(outputs: str | None, engine: type[Engine]) -> bool:
     """Whether outputs are linked as they were generated. Prints a note if the engine cannot and no option chose."""
     can_keep = "outputs" in engine.supports
     if outputs is None and not can_keep:
-        note(f"{engine.title} keeps no KV of outputs; they are compiled (--outputs compiled)")
+        note(f"{engine.title} does not keep the KV of outputs; they are compiled instead (--outputs compiled)")
     return can_keep and outputs != "compiled"
 
 
@@ -222,6 +226,7 @@ def make_options(
         top_p=options.top_p,
         seed=options.seed,
         codec=settings.codec,
+        after=settings.after,
         base=base,
         arity=options.tree,
         sorts_plus=options.sort_plus,
@@ -252,7 +257,7 @@ class Engines:
             return self._settings.model
         provider, slash, _ = model.partition("/")
         if slash and provider in _ELSEWHERE:
-            raise InputError(f"model {model!r} is {provider}'s and does not run here; name one of your own with -m")
+            raise InputError(f"model {model!r} is {provider}'s and cannot run here; choose a local model with -m")
         return model_name(model)
 
 
@@ -341,7 +346,7 @@ class TraceWriter:
         """Write what `pic inspect` and `pic tui` open."""
         from pictool.spans.runs import write_run
 
-        note(f"{write_run(self._folder, query, done, self._names, more)}: the run; pic inspect {self._folder}")
+        note(f"{write_run(self._folder, query, done, self._names, more)}: run saved; see pic inspect {self._folder}")
 
 
 def make_hooks(output: QueryOptions, traces: TraceWriter | None) -> Hooks:
@@ -357,14 +362,14 @@ def make_hooks(output: QueryOptions, traces: TraceWriter | None) -> Hooks:
 
     return Hooks(
         on_done=show, on_text=None if is_quiet else Stream(), on_print=note, ask=ask,
-        on_skip=lambda skipped: once(f"left out: {skipped}"), **more,
+        on_skip=lambda skipped: once(f"skipped: {skipped}"), **more,
     )  # fmt: skip
 
 
 def ask(text: str) -> str:
     """What the user types. Raises InputError without a terminal."""
     if not sys.stdin.isatty():
-        raise InputError(f"asks {text!r}, but stdin is not a terminal; run it from one")
+        raise InputError(f"asks {text!r}, but stdin is not a terminal; run the query from a terminal")
     print(text, end=" ", file=sys.stderr, flush=True)
     return sys.stdin.readline().rstrip("\n")
 
@@ -376,7 +381,7 @@ def print_call(done: CallRecord, is_streamed: bool) -> None:
     if is_streamed:
         print(flush=True)
     if done.is_shared:
-        note(f"{path_text(done.path)}: answered by an equal call")
+        note(f"{path_text(done.path)}: answered by an identical call")
         return
     tokens, timing, pool = done.own["tokens"], done.own["timing"], done.own.get("pool")
     on_device = f"{pool['resident']} were on the device, " if pool else ""

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from pictool import __version__
 from pictool.commands.console.errors import UsageError
-from pictool.commands.console.verbosity import is_verbose, note
+from pictool.commands.console.verbosity import is_verbose, note, waiting
 from pictool.commands.linking.request import policy_of_settings
 from pictool.commands.ray.serve import FleetOptions, opened_fleet
 from pictool.commands.settings.engine import find_engine
@@ -56,7 +57,6 @@ _ALONE = (
     ("--keep-prefixes", "keep_prefixes"),
 )
 _TORCH_ONLY = ("max_tokens", "pool", "keep_prefixes")
-DEFAULT = "legolink-16"  # the policy of requests, where nobody says one
 _ACTIVE = 8  # requests that take turns; vLLM batches as many as it is set to
 _UPSTREAM_KEY = "PIC_UPSTREAM_KEY"  # the variable with what requests to --upstream carry as their bearer
 _BATCHED = 64  # requests that a vLLM has at once, where nobody says it
@@ -69,24 +69,30 @@ class ServeOptions:
     engine: EngineOption = None
     upstream: Annotated[
         list[str],
-        option("--upstream", "URL", "Front this vllm serve with PicConnector, and run no model here; repeatable."),
+        option(
+            "--upstream",
+            "URL",
+            "Route to this vllm serve with PicConnector instead of running a model here. Repeatable.",
+        ),
     ] = field(default_factory=list)
     host: Annotated[str, option("--host", "ADDRESS", "Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, option("--port", "N", "Port; 0 takes a free one, which stderr names.", min=0, max=65535)] = (
-        8000
-    )
+    port: Annotated[
+        int, option("--port", "N", "Port; 0 takes a free one and prints it to stderr.", min=0, max=65535)
+    ] = 8000
     keys: Annotated[
         Optional[str],
-        option("--keys", "FILE", "File of bearer keys: lines of TENANT KEY SALT, readable by its owner alone."),
+        option("--keys", "FILE", "File of bearer keys, one TENANT KEY SALT per line, readable only by its owner."),
     ] = None
-    name: Annotated[Optional[str], option("--name", "NAME", "Name of the model in the API (the model's).")] = None
-    queue: Annotated[int, option("--queue", "N", "Requests that may wait.", min=1)] = 256
+    name: Annotated[
+        Optional[str], option("--name", "NAME", "Name of the model in the API (that of its folder or file).")
+    ] = None
+    queue: Annotated[int, option("--queue", "N", "How many requests may wait.", min=1)] = 256
     active: Annotated[
         Optional[int],
         option(
             "--active",
             "N",
-            f"Requests that run at once ({_ACTIVE}; {_BATCHED} per vLLM).",
+            f"How many requests run at once ({_ACTIVE}; {_BATCHED} per vLLM).",
             min=1,
         ),
     ] = None
@@ -95,35 +101,36 @@ class ServeOptions:
         option(
             "--algo, --policy",
             "SPEC",
-            "Policy of requests that name none (PIC_ALGO; legolink-16).",
+            "Policy for requests that name none (PIC_ALGO; auto).",
             POLICY,
             type=parse_algo,
         ),
     ] = None
     allow: Annotated[
         list[str],
-        option("--allow", "NAME", "Policy that requests may name; repeatable (all).", POLICY, type=parse_policy_name),
+        option("--allow", "NAME", "Policy that requests may name (all). Repeatable.", POLICY, type=parse_policy_name),
     ] = field(default_factory=list)
     check: Annotated[
         str,
         option(
             "--check",
             "ACTION",
-            ("If linking fails the start-up check: exact (answer exactly) or refuse (to start). off: no check."),
+            ("What to do if the start-up check fails: exact (answer exactly) or refuse (do not start). off: no check."),
             POLICY,
             type=one_of(("exact", "refuse", "off")),
         ),
     ] = "exact"
     check_limit: Annotated[
-        float, option("--check-limit", "NATS", "Mean KL to full recompute that the check allows.", POLICY, min=0)
-    ] = 0.5
+        float,
+        option("--check-limit", "SHARE", "Highest share of blind reuse's KL that passes the check.", POLICY, min=0),
+    ] = 0.3
     max_tokens: Annotated[
         Optional[int], option("--max-tokens", "N", "Generate at most N tokens per answer.", ANSWER, min=1)
     ] = None
     min_tokens: Annotated[
-        int, option("--min-tokens", "N", "Shortest document that is recognised, in tokens.", ANSWER, min=1)
+        int, option("--min-tokens", "N", "Recognise documents of at least N tokens.", ANSWER, min=1)
     ] = 16
-    ttl: Annotated[float, option("--ttl", "S", "Lifetime in seconds of caches that name none.", COMPILING, min=1)] = (
+    ttl: Annotated[float, option("--ttl", "S", "Lifetime in seconds of caches that set none.", COMPILING, min=1)] = (
         3600.0
     )
     leases: Annotated[
@@ -131,7 +138,7 @@ class ServeOptions:
         option(
             "--leases",
             "SIZE",
-            "Bytes that the caches of one tenant may hold (3/4 of max_size, divided among tenants).",
+            "Bytes that one tenant's caches may hold (3/4 of max_size, divided among tenants).",
             COMPILING,
             type=parse_size,
         ),
@@ -141,7 +148,7 @@ class ServeOptions:
         option(
             "--learn",
             "SIZE",
-            "Compile texts that requests repeat, up to SIZE of objects (off).",
+            "Compile texts that requests may repeat, while none runs, up to SIZE of objects, such as 2G (off).",
             COMPILING,
             type=parse_size,
         ),
@@ -151,7 +158,7 @@ class ServeOptions:
         option(
             "--pool",
             "SIZE",
-            "Keep up to SIZE of KV on the device, as 500M; 0: none (1/4 of its memory).",
+            "Keep up to SIZE of KV on the device, such as 500M; 0 for none (1/4 of its memory).",
             MODEL,
             type=parse_size,
         ),
@@ -161,7 +168,7 @@ class ServeOptions:
         option(
             "--keep-prefixes",
             "SIZE",
-            "Keep up to SIZE of the pool's exact prefixes on disk, too (none).",
+            "Also keep up to SIZE of the pool's exact prefixes on disk (none).",
             MODEL,
             type=parse_size,
         ),
@@ -179,6 +186,7 @@ class ServeOptions:
     "require_signed",
     "signing_key",
     "separator",
+    "after",
     "codec",
     *SALT,
 )
@@ -187,10 +195,10 @@ def run_serve(
     fleet: FleetOptions,
     settings: Settings,
     more: Annotated[
-        Optional[list[str]], argument("[-- VLLM-OPTION]...", "Options of vllm serve, with --engine vllm.")
+        Optional[list[str]], argument("[-- VLLM-OPTION]...", "With --engine vllm: options of vllm serve.")
     ] = None,
 ) -> None:
-    """Serve a model over HTTP: OpenAI's API with explicit caches.
+    """Serve a model over HTTP: OpenAI, Anthropic and Gemini APIs.
 
     \b
       pic serve
@@ -200,7 +208,8 @@ def run_serve(
       pic serve -m MODEL --ray --replicas 4 --remote s3://bucket/pic
     """
     from pictool.engines import SERVED
-    from pictool.runtime.model import is_gguf, require_name
+    from pictool.runtime.gguf import is_gguf
+    from pictool.runtime.model import require_name
 
     require_installed()
     fleet.check({name: getattr(options, field) != getattr(ServeOptions(), field) for name, field in _ALONE}, settings)
@@ -218,16 +227,19 @@ def serve_here(options: ServeOptions, fleet: FleetOptions, settings: Settings, v
     """Answer requests until the server ends, in this process or by replicas. `vllm` are options of its own vLLM."""
     with closing(bind(options)) as listener, ExitStack() as resources:
         keys = read_tenants(options, settings)
-        from pictool.serve.app import make_app as make_application
-        from pictool.serve.running import run, share_arenas
-
+        if not (options.upstream or fleet.ray or sys.stderr.isatty()):  # a terminal shows each step (`waiting`)
+            note(f"loading {settings.model or 'embedded'} …")
+        with waiting("loading the server"):
+            from pictool.serve.app import make_app as make_application
+            from pictool.serve.running import run, share_arenas
+            from pictool.serve.start import start_backend, start_upstream  # noqa: F401 (torch, which takes seconds)
         share_arenas()
         store = open_store(settings)
         backend = resources.enter_context(opened_backend(options, fleet, settings, store, vllm, len(keys.tenants)))
         service = make_service(options, backend, store, keys, resources)
         listener.listen()  # from the note on nobody is refused
         note_address(listener, backend)
-        run(make_application(service, __version__), listener, backend)
+        run(make_application(service, __version__), listener, backend, service.metrics.summary)
     store.drain()
 
 
@@ -244,7 +256,7 @@ def note_address(listener: socket.socket, backend: Backend) -> None:
     if is_verbose():
         show_requests()
     host, port = listener.getsockname()[:2]
-    note(f"serving {backend.model} on http://{_shown(host)}:{port}/v1 ({backend.status().policy}); Ctrl-C ends it")
+    note(f"serving {backend.model} on http://{_shown(host)}:{port}/v1 ({backend.status().policy}); Ctrl-C stops it")
 
 
 def check_vllm(
@@ -253,10 +265,12 @@ def check_vllm(
     """Refuse what vLLM has not, and its options where it is not the engine. Raises UsageError."""
     if not is_vllm:
         if more:
-            raise UsageError(f"{more[0]}: options of vLLM need --engine vllm")
+            raise UsageError(f"{more[0]}: vLLM options need --engine vllm")
         return
     if fleet.ray is not None:
-        raise UsageError("--engine vllm: cannot be used with --ray; start each vllm serve, and name it with --upstream")
+        raise UsageError(
+            "--engine vllm: cannot be used with --ray; start each vllm serve, and pass its URL with --upstream"
+        )
     refuse_torch_only(options, settings, "--engine vllm", _TORCH_ONLY)
     from pictool.engines.vllm.versions import require_vllm
 
@@ -285,7 +299,7 @@ def opened_backend(
     """What answers: the model in this process, replicas of it, or servers with vLLM."""
     from pictool.serve.start import start_backend, start_upstream
 
-    backend_settings, model = make_backend_settings(options, settings), open_model(settings)
+    backend_settings, model = make_backend_settings(options, settings), open_model(settings, options.engine)
     limit, refuses = None if options.check == "off" else options.check_limit, options.check == "refuse"
     if vllm is not None:
         from pictool.compiler.compile import CODEC
@@ -316,7 +330,9 @@ def fronted_vllm(
     from pictool.serve.start import start_upstream
 
     if settings.remote and without_credentials(settings.remote) != settings.remote:
-        raise UsageError("--remote: --engine vllm shows its command line; give the credentials by the environment")
+        raise UsageError(
+            "--remote: --engine vllm would show these credentials in its command line; set them in the environment"
+        )
     limit, refuses = None if options.check == "off" else options.check_limit, options.check == "refuse"
     extra = {
         "store": str(store.root.resolve()), "policy": label_of(find_policy(options, settings)),
@@ -341,7 +357,7 @@ def check_upstream(options: ServeOptions, fleet: FleetOptions, settings: Setting
     refuse_torch_only(options, settings, "--upstream", ("pool", "keep_prefixes"))
     for url in options.upstream:
         if not url.startswith(("http://", "https://")):
-            raise UsageError(f"--upstream {url}: must be a URL, as http://localhost:8000")
+            raise UsageError(f"--upstream {url}: must be a URL such as http://localhost:8000")
 
 
 def refuse_torch_only(options: ServeOptions, settings: Settings, what: str, names: Sequence[str]) -> None:
@@ -354,7 +370,7 @@ def refuse_torch_only(options: ServeOptions, settings: Settings, what: str, name
 def require_directory(model: Model) -> None:
     """Raise InputError for a model that vLLM cannot load."""
     if model.directory is None:
-        raise InputError(f"{model.name}: vLLM loads models from directories; save it first")
+        raise InputError(f"{model.name}: vLLM loads models from directories only; save the model to one first")
 
 
 def find_policy(options: ServeOptions, settings: Settings) -> Policy:
@@ -363,14 +379,14 @@ def find_policy(options: ServeOptions, settings: Settings) -> Policy:
     Raises:
         InputError: no such policy; the message names the file or variable that sets it.
     """
-    return options.algo or policy_of_settings(settings, DEFAULT)
+    return options.algo or policy_of_settings(settings)
 
 
 def require_installed() -> None:
     """Raise InputError, with the remedy, if a package that a server needs is not installed."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
-        raise InputError(f"pic serve needs {', '.join(missing)}, not installed here; pip install 'pictool[serve]'")
+        raise InputError(f"pic serve needs {', '.join(missing)}, which is not installed; pip install 'pictool[serve]'")
 
 
 def read_tenants(options: ServeOptions, settings: Settings) -> Keys:
@@ -380,14 +396,20 @@ def read_tenants(options: ServeOptions, settings: Settings) -> Keys:
 
     if options.keys is None:
         if not is_loopback(options.host):
-            note(f"--host {options.host}: anyone who can reach it may use it; require keys with --keys FILE")
+            note(
+                f"--host {options.host}: anyone who can reach this address can use the server; require keys with "
+                "--keys FILE"
+            )
         return Keys(default=Tenant("default", settings.salt))
     if settings.salt:
-        raise UsageError("--keys: the file has the tenants' salts; leave --salt out")
+        raise UsageError("--keys: the file already has the tenants' salts; omit --salt")
     keys = read_keys(Path(options.keys))
     for tenant in sorted(keys.tenants, key=lambda tenant: tenant.name):
         if is_weak(tenant.salt):
-            note(f"the salt of {tenant.name} is weak: whoever guesses it finds every object of this tenant; {MAKE_ONE}")
+            note(
+                f"{options.keys}: the salt of {tenant.name} is weak: anyone who guesses it finds every object of "
+                f"this tenant; {MAKE_ONE}"
+            )
     return keys
 
 
@@ -398,7 +420,7 @@ def make_backend_settings(options: ServeOptions, settings: Settings) -> BackendS
     return BackendSettings(
         find_policy(options, settings), frozenset(options.allow) if options.allow else None, options.queue,
         options.active or _ACTIVE, options.max_tokens,
-        options.min_tokens, codec=settings.codec, name=options.name,
+        options.min_tokens, codec=settings.codec, after=settings.after, name=options.name,
         learned_bytes=options.learn or 0, pool_bytes=options.pool, kept_bytes=options.keep_prefixes or 0,
         separator=settings.separator,
     )  # fmt: skip
@@ -415,7 +437,8 @@ def bind(options: ServeOptions) -> socket.socket:
     except OSError as error:
         listener.close()
         raise InputError(
-            f"--host {options.host} --port {options.port}: cannot listen there ({error.strerror}); name others"
+            f"--host {options.host} --port {options.port}: cannot listen on this address ({error.strerror}); choose "
+            "another"
         ) from error
     return listener
 

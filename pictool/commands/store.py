@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pictool.store.upkeep import StoreStats, VerifyResult
 
 
-app = make_app("List, check, prune and move the objects of a store.")
+app = make_app("List, verify, prune, sign and move objects.")
 
 
 # What is there
@@ -48,11 +48,11 @@ def run_ls(
     limit: Annotated[Optional[int], option("--limit", "N", "List at most N objects.", min=1)] = None,
     sort: Annotated[
         str,
-        option("--sort", "ORDER", "key, used (latest first) or size (largest first).", type=one_of(SORTS)),
+        option("--sort", "ORDER", "Sort by key, used (latest first) or size (largest first).", type=one_of(SORTS)),
     ] = "key",
-    chains: Annotated[bool, option("--chains", None, "Also list blocks of prefix chains.")] = False,
+    chains: Annotated[bool, option("--chains", None, "Also list the blocks of prefix chains.")] = False,
     counts: Annotated[
-        bool, option("--stats", None, "Count objects and bytes, hits and misses, and those of synced folders instead.")
+        bool, option("--stats", None, "Print totals instead: objects, bytes, hits, misses, synced folders.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -140,7 +140,7 @@ def object_json(entry: StoredObject, source: Source | None = None, is_pinned: bo
     known: dict[str, Any] = {} if source is None else {"source": source.source, "model": source.model}
     if entry.meta is not None:
         meta = entry.meta
-        known |= {"tokens": meta.num_tokens, "sinks": meta.sinks, "codec": meta.codec, "text": entry.text}
+        known |= {"tokens": meta.num_tokens, "before": meta.num_before, "codec": meta.codec, "text": entry.text}
         known |= {"parent": meta.parent} if entry.is_block else {}
     return {
         "key": entry.key, "bytes": entry.num_bytes, "path": str(entry.path), "problem": entry.problem,
@@ -189,15 +189,13 @@ def _stats_lines(stats: StoreStats) -> list[tuple[str, str]]:
 @command(app, "verify", "store", "model", "device", "dtype", "require_signed")
 def run_verify(
     settings: Settings,
-    repair: Annotated[
-        bool, option("--repair", None, "Remove damaged objects; rename those under the name of another.")
-    ] = False,
+    repair: Annotated[bool, option("--repair", None, "Remove damaged objects, and rename misnamed ones.")] = False,
     recompute: Annotated[
         Optional[float],
         option(
             "--recompute",
             "SHARE",
-            "Compute this share of the objects again; remove those that differ.",
+            "Recompute this share of the objects, and remove those that differ.",
             min=0,
             max=1,
         ),
@@ -237,19 +235,19 @@ def run_verify(
     else:
         _print_problems(result)
     if left := len(result.problems) - len(result.repaired):
-        remedy = "see who may read them" if repair else "take them out with --repair, and compile again"
+        remedy = "check their permissions" if repair else "remove them with --repair, and compile their texts again"
         raise ObjectError(f"{store.root}: {left} of {result.objects} objects are damaged; {remedy}")
 
 
 def _print_problems(result: VerifyResult) -> None:
     if result.unsigned:
-        note(f"{count(len(result.unsigned), 'object')} without a trusted signature, absent for links")
+        note(f"{count(len(result.unsigned), 'object')} without a trusted signature, ignored by links")
     for key, problem in result.problems.items():
-        print(visible(problem) + ("  (taken out)" if key in result.repaired else ""))
+        print(visible(problem) + ("  (removed)" if key in result.repaired else ""))
     if not result.problems:
-        note(f"{count(result.objects, 'object')} read, none damaged")
+        note(f"{count(result.objects, 'object')} checked, none damaged")
     elif len(result.repaired) == len(result.problems):
-        note(f"{count(result.objects, 'object')} read, {len(result.repaired)} removed; compile their texts again")
+        note(f"{count(result.objects, 'object')} checked, {len(result.repaired)} removed; compile their texts again")
 
 
 def print_recomputed(
@@ -265,7 +263,7 @@ def print_recomputed(
             print(visible(problem))
         for writer, (num_checked, num_bad) in sorted(found.writers.items()):
             note(f"signed by {writer}: {num_bad} of {count(num_checked, 'recomputed object')} differ")
-        note(f"{count(found.objects, 'object')} recomputed, {found.skipped} skipped (of another model, or of a chain)")
+        note(f"{count(found.objects, 'object')} recomputed, {found.skipped} skipped (other models, or chains)")
     require_right(found, store)
 
 
@@ -277,7 +275,7 @@ def run_sign(
     settings: Settings,
     names: Annotated[
         Optional[list[str]],
-        argument("NAME", "Keys, or unique beginnings of them; all; or files, as archives and manifests."),
+        argument("NAME", "Keys or unique prefixes of keys, all, or files such as archives and manifests."),
     ] = None,
 ) -> None:
     """Sign objects that you made or checked, and whole files. Without a NAME: print the public key that others trust;
@@ -310,16 +308,18 @@ def public_key(file: Path) -> str:
 
     if file.exists():
         return SigningKey.read(file).public
-    note(f"{file}: a new private key, for you alone; others trust the public one (pic store trust NAME KEY)")
+    note(f"{file}: new private key, keep it secret; others trust the public key (pic store trust NAME KEY)")
     return SigningKey.new(file).public
 
 
 @command(app, "trust", "require_signed")
 def run_trust(
     settings: Settings,
-    name: Annotated[Optional[str], argument("NAME", "What you call the signer.")] = None,
-    key: Annotated[Optional[str], argument("KEY", "Its public key, as ed25519:…")] = None,
-    revoke: Annotated[Optional[str], option("--revoke", "NAME", "Trust a signer no more, nor what it signed.")] = None,
+    name: Annotated[Optional[str], argument("NAME", "Your name for the signer.")] = None,
+    key: Annotated[Optional[str], argument("KEY", "Its public key (ed25519:…).")] = None,
+    revoke: Annotated[
+        Optional[str], option("--revoke", "NAME", "Stop trusting a signer and everything it signed.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Trust a signer, revoke one, or list all.
@@ -331,7 +331,7 @@ def run_trust(
     from pictool.store.signatures import Signers, path_of
 
     if (name is None) != (key is None) or (name and revoke):
-        raise UsageError("trust: give a NAME and a KEY, or --revoke NAME, or neither to list the signers")
+        raise UsageError("trust: needs NAME and KEY, or --revoke NAME, or nothing to list the signers")
     path = path_of(settings.require_signed, "signers")
     if not name and not revoke:
         signers = Signers.read(path)
@@ -370,22 +370,22 @@ def print_plan(objects: Sequence[Entry], files: Sequence[str], as_json: bool) ->
 @command(app, "gc", "store")
 def run_gc(
     settings: Settings,
-    keys: Annotated[Optional[list[str]], argument("KEY", "Objects to remove: keys, or unique beginnings.")] = None,
+    keys: Annotated[Optional[list[str]], argument("KEY", "Objects to remove: keys or unique prefixes of keys.")] = None,
     max_size: Annotated[
         Optional[int],
         option(
             "--max-size",
             "SIZE",
-            "Evict the least recently used objects beyond SIZE, as 10G (PIC_MAX_SIZE).",
+            "Evict the least recently used objects beyond SIZE, such as 10G (PIC_MAX_SIZE).",
             type=parse_size,
         ),
     ] = None,
     older_than: Annotated[
         Optional[float],
-        option("--older-than", "AGE", "Remove objects that were not used for AGE, as 12h or 30d.", type=parse_age),
+        option("--older-than", "AGE", "Remove objects that were not used for AGE, such as 12h or 30d.", type=parse_age),
     ] = None,
     force: Annotated[bool, option("--force", None, "Remove the named objects even if they are pinned.")] = False,
-    dry_run: Annotated[bool, option("--dry-run", None, "Print what would be removed; remove nothing.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", None, "Print what would be removed, and remove nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Remove stale temporary files; with a size, evict the least recently used objects; or remove some by key or age.
@@ -395,7 +395,7 @@ def run_gc(
       pic store gc --older-than 30d
     """
     if sum(value is not None for value in (keys or None, max_size, older_than)) > 1:
-        raise UsageError("gc: name one of keys, --max-size and --older-than")
+        raise UsageError("gc: use one of keys, --max-size and --older-than")
     store = open_existing(settings)
     if keys or older_than is not None:
         remove(store, [store.resolve(key) for key in keys or ()], older_than, force, dry_run, as_json)
@@ -441,8 +441,8 @@ def remove(
 @command(app, "pin", "store")
 def run_pin(
     settings: Settings,
-    keys: Annotated[list[str], argument("KEY", "Keys, or unique beginnings of them.")],
-    undo: Annotated[bool, option("--undo", None, "Allow them to be evicted and removed again.")] = False,
+    keys: Annotated[list[str], argument("KEY", "Keys or unique prefixes of keys.")],
+    undo: Annotated[bool, option("--undo", None, "Unpin: allow eviction and removal again.")] = False,
 ) -> None:
     """Protect objects from eviction and removal.
 
@@ -463,11 +463,9 @@ def run_pin(
 @command(app, "push", "store", "remote", "signing_key")
 def run_push(
     settings: Settings,
-    keys: Annotated[list[str], argument("KEY", "Keys, or unique beginnings of them; or all.")],
-    archive: Annotated[
-        Optional[str], option("-o, --output", "FILE", "Write an archive instead (a tar in zstd).")
-    ] = None,
-    force: Annotated[bool, option("--force", None, "Replace what is there: objects, or an archive.")] = False,
+    keys: Annotated[list[str], argument("KEY", "Keys, unique prefixes of keys, or all.")],
+    archive: Annotated[Optional[str], option("-o, --output", "FILE", "Write an archive (tar.zst) instead.")] = None,
+    force: Annotated[bool, option("--force", None, "Overwrite existing objects or archives.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Send objects to the remote, or write them to an archive. Prefix chains are in archives only.
@@ -477,9 +475,9 @@ def run_push(
       pic store push all -o all.kva
     """
     if archive == "-":
-        raise UsageError("-o -: an archive is a file; name one")
+        raise UsageError("-o -: archives cannot be written to stdout; specify a file")
     if archive is not None and not force and Path(archive).is_file():
-        raise InputError(f"{archive}: exists already; replace it with --force, or name another file")
+        raise InputError(f"{archive}: already exists; replace it with --force, or choose another file")
     store = open_existing(settings)
     is_all = keys == [ALL]
     named = find_intact(store, chains=archive is not None) if is_all else [store.resolve(key) for key in keys]
@@ -509,13 +507,13 @@ def write_archive(store: Store, keys: Sequence[str], archive: str, as_json: bool
 @command(app, "pull", "model", "device", "dtype", "store", "remote", "require_signed")
 def run_pull(
     settings: Settings,
-    names: Annotated[list[str], argument("NAME", "Whole keys; or one archive.")],
+    names: Annotated[list[str], argument("NAME", "Whole keys, or one archive.")],
     check: Annotated[
         Optional[float],
         option(
             "--check",
             "SHARE",
-            "Compute this share of the fetched objects again before they are in the store.",
+            "Recompute this share of the fetched objects before they enter the store.",
             min=0,
             max=1,
         ),
@@ -534,7 +532,9 @@ def run_pull(
     store = open_store(settings)
     if len(names) == 1 and (exists(names[0]) or not set(names[0]) <= set("0123456789abcdef")):
         if check is not None:
-            raise UsageError("--check: applies to the remote; after an archive use pic store verify --recompute")
+            raise UsageError(
+                "--check: applies to remotes only; check an archive's objects with pic store verify --recompute"
+            )
         added = import_archive(store, Path(names[0]))
         if as_json:
             print_json(asdict(added))
@@ -558,5 +558,5 @@ def _print_transferred(done: TransferResult, verb: str, where: str, as_json: boo
     else:
         note(
             f"{count(len(done.keys), 'object')} {verb} ({show_size(done.num_bytes)}), "
-            f"{count(len(done.present), 'was', 'were')} {where} already"
+            f"{len(done.present)} already {where}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,18 +31,18 @@ app = make_app()
 _FIRST_MS = 500  # of a watch without changes
 
 
-@command(app, "sync", "model", "device", "dtype", "codec", "store", "remote", "salt", "salt_file")
+@command(app, "sync", "model", "device", "dtype", "after", "codec", "store", "remote", "salt", "salt_file")
 def run_sync(
     folder: FolderOptions,
     settings: Settings,
     is_dry: Annotated[
-        bool, option("--dry-run", None, "Print what would change and what it costs; write nothing.")
+        bool, option("--dry-run", None, "Print what would change and what it would cost, and write nothing.")
     ] = False,
     watch: Annotated[bool, option("--watch", None, "Keep running, and sync again whenever a file changes.")] = False,
     as_json: JsonOption = False,
     engine: EngineOption = None,
 ) -> None:
-    """Compile new and changed files of folders; remove the objects of deleted ones.
+    """Keep the objects of folders up to date.
 
     \b
       pic sync docs --dry-run
@@ -57,7 +58,7 @@ def run_sync(
         find_engine(engine, model=settings.model),
         open_store(settings),
     )
-    model, options = open_model(settings), CompileOptions(codec=settings.codec)
+    model, options = open_model(settings, engine_type.name), CompileOptions(settings.codec, after=settings.after)
     with engine_type(model, store) as running, folder.open_reader(model, store) as reader:
         plans = [sync_folder(running, reader, folder, path, options, is_dry, as_json) for path in folders]
         if as_json and not is_dry:
@@ -78,9 +79,11 @@ def sync_folder(
     from pictool.documents.sync import finish_sync, plan_sync
 
     library = read_library(reader, options.find_files([folder]))
-    plan = plan_sync(engine.model, engine.store, folder, library, how)
+    with reader.connected():
+        plan = plan_sync(engine.model, engine.store, folder, library, how)
     if is_dry:
         found = forecast(engine.model, engine.store, list(plan.chunks.values()), how)
+        found = replace(found, num_chunks=len(library.sizes), num_tokens=sum(library.sizes))  # also of equal texts
         print_changes(plan) if not as_json else None
         print_forecast(found, library.num_documents, as_json, plan.report())
         return plan
@@ -110,7 +113,7 @@ def watch_folders(
 
     watching = watch(*folders, raise_interrupt=True, yield_on_timeout=True, rust_timeout=_FIRST_MS)
     next(watching)  # the watch has begun; what changed before it did is synced now
-    note(f"watching {', '.join(map(str, folders))}; Ctrl-C ends it")
+    note(f"watching {', '.join(map(str, folders))}; Ctrl-C stops it")
     changed = list(folders)
     while True:
         for folder in folders:

@@ -28,7 +28,7 @@ def run_tui(
         Optional[list[str]], argument("NAME", "A store, traces (two or more are compared), or the run of a query.")
     ] = None,
 ) -> None:
-    """Browse objects and traces on the terminal.
+    """Browse objects and links in the terminal.
 
     \b
       pic tui
@@ -56,7 +56,8 @@ def open_app(names: Sequence[str], settings: Settings, job: Job) -> PicApp:
 
     store = open_store(settings)
     runs = [Path(name) for name in names if is_run_path(Path(name))]
-    traces = [LoadedTrace.read(Path(name)) for name in names if not Path(name).is_dir() and Path(name) not in runs]
+    paths = [path for path in map(Path, names) if not path.is_dir() and path not in runs]
+    traces = [LoadedTrace.read(path, store.root) for path in paths]
     if runs and (len(runs) > 1 or traces):
         raise UsageError(f"{runs[0]}: the run of a query must be shown alone; open the traces from its calls")
     if not runs:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from pictool.tuning.questions import Questions
     from pictool.tuning.tune import Measure, TuningResult, TuningTarget
 
-DEFAULT_KL = 0.05
-_GOALS = {"answer_kl": "all", "differ": "differ", "loss": "loss"}  # in the table
+DEFAULT_SHARE = "15%"
+_GOALS = {"share": "share", "answer_kl": "all", "differ": "differ", "loss": "loss"}  # in the table
 LEGEND = (
     "meets, fails: shown at {level:.0%}, for all policies together. open: not clear yet;\n"
     "blocked: one with more rows of its kind fails. rows: context share a layer.\n"
@@ -66,37 +66,56 @@ class TuneOptions:
     ] = None
     limit: Annotated[int, option("--limit", "N", "Ask at most N questions.", DATASET, min=1)] = 1000
     per_prompt: Annotated[
-        int, option("--per-prompt", "N", "Documents per prompt at most, the best by BM25.", DATASET, min=1)
+        int, option("--per-prompt", "N", "Use at most N documents per prompt, ranked by BM25.", DATASET, min=1)
     ] = 8
+    target_share: Annotated[
+        Optional[str],
+        option(
+            "--target-share",
+            "SHARE",
+            f"Highest share of blind reuse's KL that may remain ({DEFAULT_SHARE}). The default target.",
+        ),
+    ] = None
     target_answer_kl: Annotated[
         Optional[float],
-        option("--target-answer-kl", "NATS", "Highest mean KL of full's whole answer (0.05); the default.", min=0),
+        option(
+            "--target-answer-kl",
+            "NATS",
+            "Target instead: the highest mean KL of whole answers to full recompute.",
+            min=0,
+        ),
     ] = None
     target_differ: Annotated[
         Optional[str],
-        option("--target-differ", "SHARE", "Instead: the share of answers that may differ from full's, as 5%."),
+        option(
+            "--target-differ",
+            "SHARE",
+            "Target instead: the share of answers that may differ from full recompute, such as 5%.",
+        ),
     ] = None
     target_loss: Annotated[
         Optional[str],
         option(
-            "--target-loss", "SHARE", "Instead: the share of the score under full recompute that may be lost, as 1%."
+            "--target-loss",
+            "SHARE",
+            "Target instead: the share of full recompute's score that may be lost, such as 1%.",
         ),
     ] = None
     algo: Annotated[list[str], option("--algo", "SPEC", f"Policy: {SPECS}", POLICY)] = field(default_factory=list)
     dry_run: Annotated[bool, option("-n, --dry-run", None, "Write nothing.")] = False
     chunk_tokens: ChunkOption = None
     codec: Annotated[
-        Optional[str], option("--codec", "NAME", "Codec of stored KV (none). A wrong name lists all.", COMPILING)
+        Optional[str], option("--codec", "NAME", "Codec of stored KV (none). An unknown name lists all.", COMPILING)
     ] = None
     as_json: JsonOption = False
 
 
 @command(app, "tune", "model", "device", "dtype", "store", "remote", "separator", *SALT)
 def run_tune(options: TuneOptions, settings: Settings) -> None:
-    """Find the cheapest policy that meets a target. It is written to pic.yaml.
+    """Choose the cheapest policy that meets a target. It is written to pic.yaml.
 
     \b
-      pic tune docs/*.txt --questions questions.jsonl --target-answer-kl 0.05
+      pic tune docs/*.txt --questions questions.jsonl --target-share 15%
       pic tune --questions dataset.jsonl --target-loss 1%
     """
     from pictool.eval import require_extra
@@ -109,7 +128,7 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
     with of_command_line():
         policies = parse_policies(options.algo or DEFAULT_POLICIES)
     if options.questions is None:
-        raise UsageError("nothing to tune on; name questions with --questions")
+        raise UsageError("no questions to tune on; pass some with --questions")
     check_inputs(options, options.questions)
     store, model = open_store(settings), open_model(settings)
     policies = policies if options.algo else runnable(model, policies)
@@ -124,7 +143,7 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
                 on_progress=bar, on_note=note, on_round=rounds.append,
             )  # fmt: skip
     except KeyboardInterrupt:
-        note("stopped; nothing is written, and the same command continues from here")
+        note("stopped; nothing is written. Run the same command to continue")
         if rounds:
             show(rounds[-1], model, options)
         raise
@@ -133,15 +152,15 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
 
 
 def target_of(options: TuneOptions) -> TuningTarget:
-    """What the user wants; by default of whole answers. Raises UsageError: several targets, or no share."""
+    """What the user wants; by default a share of blind reuse's KL. Raises UsageError: several targets, or no share."""
     from pictool.tuning.tune import TuningTarget
 
-    measures: tuple[Measure, ...] = ("answer_kl", "differ", "loss")
+    measures: tuple[Measure, ...] = ("share", "answer_kl", "differ", "loss")
     named = [name for name in measures if getattr(options, f"target_{name}") is not None]
     if len(named) > 1:
-        raise UsageError(f"{' and '.join(map(_target_option, named))}: name one of the two")
+        raise UsageError(f"{' and '.join(map(_target_option, named))}: use only one of them")
     measure = named[0] if named else measures[0]
-    value = getattr(options, f"target_{measure}") if named else DEFAULT_KL
+    value = getattr(options, f"target_{measure}") if named else DEFAULT_SHARE
     limit = _share(_target_option(measure), value) if isinstance(value, str) else value
     if not limit > 0:
         raise UsageError(f"{_target_option(measure)}: must be above 0; only full and prefix reach 0")
@@ -158,7 +177,7 @@ def _share(name: str, text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 < share < 1:
-        raise UsageError(f"{name} {text}: must be a share above 0 and below 1, as 1% or 0.01")
+        raise UsageError(f"{name} {text}: must be a share above 0 and below 1, such as 1% or 0.01")
     return share
 
 
@@ -200,7 +219,7 @@ def without_long(model: Model, questions: Questions, spec_options: SpecOptions) 
 
     kept, num_skipped = fitting(model, questions, spec_options)
     if num_skipped:
-        note(f"{count(num_skipped, 'question')} left out, whose prompts do not fit {model.name}")
+        note(f"{count(num_skipped, 'question')} skipped: prompt too long for {model.name}")
     if not kept.listed:
         raise InputError(f"{questions.origin}: no prompt fits {model.name}; lower --per-prompt, or set --chunk-tokens")
     return kept
@@ -241,7 +260,7 @@ def print_tuned(tuned: TuningResult, model: Model) -> None:
     console.print(table)
     console.print(f"\n{LEGEND.format(level=1 - tuned.level)}")
     if tuned.no_answers:
-        console.print(f"No claim on answers is possible: {tuned.no_answers}.", soft_wrap=True)
+        console.print(f"Answers cannot be certified: {tuned.no_answers}.", soft_wrap=True)
 
 
 def finish(tuned: TuningResult, options: TuneOptions) -> None:
@@ -253,19 +272,17 @@ def finish(tuned: TuningResult, options: TuneOptions) -> None:
     from pictool.tuning.tune import TuneOutcome
 
     if tuned.outcome is TuneOutcome.NO_CLAIM:
-        raise InputError(
-            f"no claim about answers is possible: {tuned.no_answers}; nothing is written. try --target-answer-kl"
-        )
+        raise InputError(f"answers cannot be certified: {tuned.no_answers}; nothing is written. Try --target-share")
     if tuned.outcome is TuneOutcome.UNCLEAR:
         raise InputError(f"{unclear(tuned)}; nothing is written")
     assert tuned.chosen is not None
     if tuned.outcome is TuneOutcome.ONLY_FULL:
-        note("no policy but full meets the target")
+        note("only full meets the target")
     else:
         others = [line.label for line in tuned.lines if line.finding.status == "open"]
-        more = f"; not clear yet: {', '.join(others)}" if others else ""
-        by_mean = "" if tuned.by_mean == tuned.chosen else f"; by the mean alone it would be {tuned.by_mean}"
-        note(f"{tuned.chosen} computes the fewest rows of those that meet the target{by_mean}{more}")
+        more = f"; still open: {', '.join(others)}" if others else ""
+        by_mean = "" if tuned.by_mean == tuned.chosen else f"; best guess by the mean alone: {tuned.by_mean}"
+        note(f"{tuned.chosen} computes the fewest rows of all policies that meet the target{by_mean}{more}")
     if options.dry_run:
         return
     path = find_file() or Path(FILE)
@@ -276,7 +293,7 @@ def finish(tuned: TuningResult, options: TuneOptions) -> None:
 def unclear(tuned: TuningResult) -> str:
     """Why the sample decides nothing, and how many questions it may take."""
     needed = [line.finding.needed for line in tuned.lines if line.finding.needed is not None]
-    text = f"{count(tuned.units, 'question')} are too few to say which policy meets the target"
+    text = f"{count(tuned.units, 'question')} are too few"
     if needed:
-        text += f"; about {min(needed)} may do, if they are as these (--limit, or more documents)"
-    return f"{text}; by their mean alone it would be {tuned.by_mean or 'full'}"
+        text += f"; about {min(needed)} are needed (--limit, or more documents)"
+    return f"{text}. Best guess so far: {tuned.by_mean or 'full'}"

@@ -63,7 +63,7 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str | PromptTex
     """
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(
-            f"{_name_of(tokenizer)}: tells no character offsets, so its tokens cannot be aligned with another "
+            f"{_name_of(tokenizer)}: provides no character offsets, so its tokens cannot be aligned with another "
             "tokenizer's; use a model with a fast tokenizer (tokenizer.json)"
         )
     special = _special_ids(tokenizer)

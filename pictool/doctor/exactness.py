@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -63,7 +63,7 @@ class ExactnessSubject:
     def link(self, policy: Policy, documents: list[Chunk | str | Path] | None = None) -> Linked:
         head = (self.model.tokenizer.bos_token or "") + _HEAD
         spec = Spec.raw(self.chunks if documents is None else documents, _TAIL, policy, head)
-        return link(self.model, self.store, spec)
+        return link(self.model, self.store, replace(spec, after="none"))  # as the reference computes chunks
 
     @cached_property
     def full(self) -> Linked:

@@ -11,16 +11,19 @@ from pathlib import Path
 
 from pictool.doctor.answers import Policies, examine_answers
 from pictool.doctor.exactness import examine_exactness
+from pictool.doctor.steps import SECTION, examine_steps
 from pictool.doctor.surroundings import examine_surroundings
 from pictool.doctor.verdict import DoctorReport, OnVerdict, Verdict, VerdictStatus, facts_of, guarded
+from pictool.engines import GGUF, engine_name
 from pictool.engines.torch import TorchEngine
 from pictool.linker.grid import parse_repeatable
-from pictool.linker.policies import BASELINE
+from pictool.linker.policies import BASELINE, DEFAULT
 from pictool.runtime.chat.template import has_date, make_frame
-from pictool.runtime.model import Model, is_gguf, load_model
+from pictool.runtime.device import is_accelerator
+from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
 
-POLICIES = (BASELINE, "naive", "legolink-16", "cacheblend-15")
+POLICIES = (BASELINE, "naive", DEFAULT, "legolink-16", "cacheblend-15")
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def examine(examination: Examination, on_verdict: OnVerdict = lambda _: None) ->
 
 def _verdicts(examination: Examination, policies: Policies) -> Iterator[Verdict]:
     yield from examine_surroundings(Store(examination.store), examination.device)
-    if is_gguf(examination.model):
+    if engine_name(examination.model) == GGUF:
         from pictool.doctor.gguf import examine_gguf
 
         name = examination.model or os.environ["PIC_MODEL"]
@@ -100,7 +103,7 @@ def _prompts(model: Model) -> Verdict:
     text = f"its chat template is split after a head of {head} tokens"
     if has_date(model):
         return Verdict(
-            "model", "prompts", VerdictStatus.NOTE, f"{text}, with today's date: the head is compiled anew each day"
+            "model", "prompts", VerdictStatus.NOTE, f"{text}, with today's date: the head is compiled again each day"
         )
     return Verdict("model", "prompts", VerdictStatus.OK, text)
 
@@ -110,3 +113,5 @@ def _on_torch(model: Model, objects: Path, policies: Policies) -> Iterable[Verdi
     engine = TorchEngine(model, Store(objects / "torch"))
     linked = [each for each in policies if model.links(each.policy)]
     yield from guarded("answers of the torch engine", "answers", lambda: examine_answers(engine, linked))
+    if is_accelerator(model.device):
+        yield from guarded(SECTION, "links", lambda: examine_steps(model))

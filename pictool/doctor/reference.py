@@ -50,8 +50,16 @@ class Splice(DynamicCache):  # type: ignore[misc]
         self.seen.append((key, value))
         return key, value
 
+    # A linear layer reads all of the prompt: it has no state before. Layers ask by the first up to transformers 5.19.
+
     def has_previous_state(self, *_: Any, **__: Any) -> bool:
-        return False  # a linear layer reads all of the prompt
+        return False
+
+    def get_conv_state(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def get_recurrent_state(self, *_: Any, **__: Any) -> None:
+        return None
 
     def update_conv_state(self, conv_states: Tensor, *_: Any, **__: Any) -> Tensor:
         return conv_states

@@ -51,7 +51,7 @@ def _accelerator(device: str) -> Verdict:
     devices.resolve_device(device)  # one that was asked for and is not there is a failure
     kind = devices.accelerator()
     if kind is None:
-        text = f"none that this torch ({torch.__version__}) uses: all runs on the CPU"
+        text = f"none that this torch ({torch.__version__}) supports: everything runs on the CPU"
         return Verdict(SECTION, "accelerator", VerdictStatus.NOTE, text)
     found = []
     for index in range(devices.device_count()):
@@ -74,7 +74,7 @@ def _disk(store: Store) -> Verdict:
     directory = nearest_directory(store.root)
     free = shutil.disk_usage(directory).free
     if not os.access(directory, os.W_OK):
-        text = f"{directory}: cannot be written; name another with --store"
+        text = f"{directory}: cannot be written; choose another with --store"
         return Verdict(SECTION, "disk", VerdictStatus.FAILED, text)
     return Verdict(SECTION, "disk", VerdictStatus.OK, f"{directory}: {_gb(free)} free", {"free_bytes": free})
 

@@ -12,6 +12,7 @@ MAX_FILE_BYTES = 256 << 20
 MAX_INFLATED_BYTES = 256 << 20  # of all that is compressed in a file
 MAX_PAGES = 5_000  # or slides, sheets, messages
 MAX_TEXT = 32 << 20  # characters
+HEADING, HEADING_END = "\x02", "\x03"  # around a heading in a text of `marked_sections`
 _LIGATURES = {
     "\ufb00": "ff",
     "\ufb01": "fi",
@@ -38,6 +39,13 @@ class Section:
     place: str = ""
 
 
+@dataclass(frozen=True)
+class Note:
+    """What of a file is in no section, for people: `p. 2 has no text`."""
+
+    text: str
+
+
 class Reader(ABC):
     """Reads one kind of file. It runs in a process that can open nothing while a file is read: no file, no connection.
 
@@ -60,8 +68,11 @@ class Reader(ABC):
         """
 
     @abstractmethod
-    def sections(self, data: bytes) -> Iterator[Section]:
+    def sections(self, data: bytes) -> Iterator[Section | Note]:
         """The text of a file, in its order. Raises UnreadableError; anything else that it raises is a damaged file."""
+
+    def prepare(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Do what needs files or threads, once, after the modules are loaded and before a file is read."""
 
 
 def normalised(text: str) -> str:
@@ -78,3 +89,11 @@ def unhyphenated(text: str) -> str:
     for ligature, letters in _LIGATURES.items():
         text = text.replace(ligature, letters)
     return re.sub(r"(?<=[^\W\d_])[-\u2010]\n(?=[a-zß-ÿ])", "", text)
+
+
+def marked_sections(text: str) -> Iterator[Section]:
+    """A section for each heading that a text marks, and one for what is before the first."""
+    for part in text.split(HEADING):
+        heading, found, rest = part.partition(HEADING_END)
+        place = " ".join(heading.split())[:80] if found else ""
+        yield Section(heading + rest, place)

@@ -56,9 +56,11 @@ def find_files(names: Sequence[str | Path], selection: FileFilter = FileFilter()
         below = sorted(islice(_below(name, selection), MAX_FILES + 1)) if name.is_dir() else [name]
         found |= dict.fromkeys(below)
         if len(found) > MAX_FILES:
-            raise InputError(f"{name}: more than {MAX_FILES:,d} files; name a folder below it, or --include some")
+            raise InputError(
+                f"{name}: more than {MAX_FILES:,d} files; choose a subfolder, or select files with --include"
+            )
     if not found:
-        raise InputError(f"{', '.join(map(str, names))}: has no files to read; hidden and ignored ones are left out")
+        raise InputError(f"{', '.join(map(str, names))}: has no files to read; hidden and ignored files are skipped")
     return list(found)
 
 

@@ -1,8 +1,8 @@
 """The process that reads files (`bounded_process.py`), which `reading.py` starts. While a file is read nothing can be
 opened: no other file, and no connection.
 
-A request has the file's `path`. A reply has `reader`, and `sections`, each `[text, place]`; or `unreadable`, what the
-file is; or `failure`, and with it `withheld` if the system did not let the file be read.
+A request has the file's `path`. A reply has `reader`, `sections`, each `[text, place]`, and `notes` of what is in none;
+or `unreadable`, what the file is; or `failure`, and with it `withheld` if the system did not let the file be read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from pictool.bounded_process import TOO_MUCH_MEMORY, serve_requests
-from pictool.documents.base import MAX_FILE_BYTES, MAX_TEXT, Reader, UnreadableError, normalised
+from pictool.documents.base import MAX_FILE_BYTES, MAX_TEXT, Note, Reader, UnreadableError, normalised
 from pictool.documents.readers import readers
 from pictool.reading import read_file
 
@@ -38,6 +38,7 @@ def missing_module(reader: Reader) -> str | None:
             return name.partition(".")[0]
         _load_below(module)
     _load_below(encodings)
+    reader.prepare()
     return None
 
 
@@ -74,7 +75,7 @@ def read(request: Mapping[str, Any]) -> dict[str, Any]:
         return {"unreadable": f"is {reader.name}, for which {missing} is missing: pip install 'pictool[documents]'"}
     with nothing_can_be_opened():
         try:
-            return {"reader": reader.name, "sections": list(_sections(reader, data))}
+            return {"reader": reader.name} | _parts(reader, data)
         except UnreadableError as error:
             return {"unreadable": str(error)}
         except MemoryError:
@@ -83,17 +84,25 @@ def read(request: Mapping[str, Any]) -> dict[str, Any]:
             return {"unreadable": f"is damaged ({type(error).__name__}: {' '.join(str(error).split())[:120]})"}
 
 
-def _sections(reader: Reader, data: bytes) -> Iterator[tuple[str, str]]:
-    length = 0
-    for section in reader.sections(data):
-        text = normalised(section.text)
+def _parts(reader: Reader, data: bytes) -> dict[str, list[Any]]:
+    """The sections of a file, and the notes of what is in none."""
+    sections, notes, length, num_damaged = list[tuple[str, str]](), list[str](), 0, 0
+    for part in reader.sections(data):
+        if isinstance(part, Note):
+            notes.append(part.text)
+            continue
+        text = normalised(part.text)
         length += len(text)
+        num_damaged += text.count("\ufffd")
         if length > MAX_TEXT:
             raise UnreadableError(f"has more than {MAX_TEXT >> 20} MiB of text; split it")
         if text.strip():
-            yield text, " ".join(section.place.split())
+            sections.append((text, " ".join(part.place.split())))
     if not length:
-        raise UnreadableError("has no text")
+        raise UnreadableError("; ".join(["has no text", *notes]))
+    if num_damaged:
+        notes.append(f"{num_damaged:,d} characters are damaged (U+FFFD); these bytes are not text, or not UTF-8")
+    return {"sections": sections, "notes": notes}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ import json
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -17,13 +19,12 @@ from typing import Any
 from pictool.bounded_process import BoundedProcess, ProcessFailure
 from pictool.documents.base import MAX_FILE_BYTES, MAX_TEXT, Section, normalised
 from pictool.errors import InputError
-from pictool.reading import read_file
 from pictool.runtime.machine import installed
 from pictool.store.readings import Readings
 
 LIMIT_S = 60.0  # for a file
 LIMIT_BYTES = 1536 << 20
-_LIBRARIES = ("pypdf", "selectolax", "python-docx", "python-pptx", "openpyxl", "charset-normalizer")
+_LIBRARIES = ("charset-normalizer", "kreuzberg", "pypdf", "selectolax")
 _MAX_REPLY = MAX_TEXT * 4  # bytes of a command's output
 
 
@@ -31,6 +32,8 @@ _MAX_REPLY = MAX_TEXT * 4  # bytes of a command's output
 class Document:
     """A file that was read, or `problem`, why it was not.
 
+    `notes`: what of it is in no section: pages without text, pictures, attachments.
+    `name`: of what was kept of it (`Readings`); what the moment or a command decides has none.
     `is_withheld`: it, or a folder, is there, but the system does not let it be read, so that what is in it is unknown.
     """
 
@@ -39,9 +42,16 @@ class Document:
     sections: tuple[Section, ...] = ()
     problem: str = ""
     is_withheld: bool = False
+    notes: tuple[str, ...] = ()
+    name: str = ""
+
+    @property
+    def text(self) -> str:
+        """All of it, in its order."""
+        return "\n\n".join(section.text for section in self.sections) + "\n"
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.problem or self.reader}"
+        return f"{self.path}: {self.problem or '; '.join(self.notes) or self.reader}"
 
 
 class FileReader:
@@ -74,21 +84,41 @@ class FileReader:
         """A file's document; what cannot be read has a problem, and nothing is raised. Of a folder, why it is none."""
         if os.path.isdir(path):  # noqa: PTH112 (it never raises)
             return Document(path, problem=_folder_problem(path), is_withheld=True)
-        name = None if self._readings is None else _name_of(path)
-        reply = None if self._readings is None or name is None else self._readings.get(name)
-        if reply is None or not _is_whole(reply):
+        (name,) = self.names_of([path])
+        document = self.kept(path, name)
+        if document is None:
             reply = self._ask(path)
-            if self._readings is not None and name is not None and "failure" not in reply:
-                self._readings.add(name, reply)
-        problem = reply.get("unreadable") or reply.get("failure")
-        if problem is None:
-            sections = tuple(Section(text, place) for text, place in reply["sections"])
-            return Document(path, reply["reader"], sections)
-        if reply.get("withheld"):
-            return Document(path, problem=problem, is_withheld=True)
-        if self._command is not None and not problem.startswith("is empty"):
-            return self._run(path, self._command)
-        return Document(path, problem=problem)
+            if "failure" in reply or self._readings is None or self.names_of([path]) != [name]:
+                name = ""  # also of a file that was changed meanwhile
+            document = _document(path, reply, name)
+            if name and self._readings is not None:
+                self._readings.add(name, json.dumps(reply).encode())
+        is_final = not document.problem or document.is_withheld or document.problem.startswith("is empty")
+        return document if self._command is None or is_final else self._run(path, self._command)
+
+    def names_of(self, paths: Sequence[Path]) -> list[str]:
+        """What readings of files follow from: their content, suffix, and the versions of what reads; "": of none.
+
+        A file that has not changed since it was last hashed is not opened.
+        """
+        if self._readings is None:
+            return [""] * len(paths)
+        contents = zip(paths, self._readings.contents(paths, MAX_FILE_BYTES), strict=True)
+        return [digest(content, path.suffix.lower(), _versions()) if content else "" for path, content in contents]
+
+    def kept(self, path: Path, name: str) -> Document | None:
+        """The document of this name, if it is kept."""
+        if name and self._readings is not None:
+            with suppress(LookupError, ValueError, TypeError, AttributeError, RecursionError):
+                return _document(path, json.loads(self._readings.get([name])[name]), name)
+        return None
+
+    def read_bytes(self, data: bytes, suffix: str = "") -> Document:
+        """The document of what somebody sent."""
+        with tempfile.NamedTemporaryFile(suffix=suffix) as file:
+            file.write(data)
+            file.flush()
+            return self.read(Path(file.name))
 
     def _ask(self, path: Path) -> dict[str, Any]:
         try:
@@ -111,13 +141,31 @@ class FileReader:
             return Document(path, problem=f"{words[0]} cannot be run ({error.strerror})")
         if done.returncode:
             said = " ".join(done.stderr.decode(errors="replace").split())[-120:]
-            return Document(path, problem=f"{words[0]} ended with {done.returncode} ({said})")
+            return Document(path, problem=f"{words[0]} exited with {done.returncode} ({said})")
         if len(done.stdout) > _MAX_REPLY:
-            return Document(path, problem=f"{words[0]} gives more than {_MAX_REPLY >> 20} MiB of text")
+            return Document(path, problem=f"{words[0]} printed more than {_MAX_REPLY >> 20} MiB of text")
         pages = [normalised(page) for page in done.stdout.decode(errors="replace").split("\f")]
         places = [f"p. {number}" if len(pages) > 1 else "" for number in range(1, len(pages) + 1)]
         sections = tuple(Section(page, place) for page, place in zip(pages, places, strict=True) if page.strip())
-        return Document(path, Path(words[0]).name, sections, "" if sections else f"{words[0]} gives no text")
+        return Document(path, Path(words[0]).name, sections, "" if sections else f"{words[0]} printed no text")
+
+
+def read_whole(path: Path, on_note: Callable[[str], None] = lambda _: None) -> str:
+    """The text of a file that is named alone.
+
+    Args:
+        on_note: called with what was not read.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    with FileReader() as reader:
+        document = reader.read(path)
+    if document.problem:
+        raise InputError(str(document))
+    if document.notes:
+        on_note(str(document))
+    return document.text
 
 
 def _folder_problem(folder: Path) -> str:
@@ -126,16 +174,21 @@ def _folder_problem(folder: Path) -> str:
         os.scandir(folder).close()
     except OSError as error:
         return f"cannot be listed ({error.strerror})"
-    return "is a folder that could not be listed a moment ago"
+    return "is a folder that could not be listed at first"
 
 
-def _name_of(path: Path) -> str | None:
-    """What a reading follows from: the file's content, its suffix, and the versions of what reads; None: unreadable."""
-    try:
-        content = hashlib.sha256(read_file(path, MAX_FILE_BYTES)).hexdigest()
-    except OSError:
-        return None
-    return hashlib.sha256(json.dumps([content, path.suffix.lower(), _versions()]).encode()).hexdigest()
+def digest(*values: object) -> str:
+    """A name for what follows from these values, which are JSON's."""
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+
+def _document(path: Path, reply: Mapping[str, Any], name: str) -> Document:
+    """The document of a reply of `reader_process`; one that is none raises what it raises."""
+    problem = reply.get("unreadable", reply.get("failure"))
+    if problem is not None:
+        return Document(path, problem=str(problem), is_withheld="withheld" in reply, name=name)
+    sections = tuple(Section(str(text), str(place)) for text, place in reply["sections"])
+    return Document(path, str(reply["reader"]), sections, notes=tuple(map(str, reply["notes"])), name=name)
 
 
 @cache
@@ -148,19 +201,6 @@ def _versions() -> list[str | None]:
     return [code.hexdigest(), *map(installed, (*_LIBRARIES, *sorted(others)))]
 
 
-def _is_whole(reply: Mapping[str, Any]) -> bool:
-    """Whether a kept reply is one of `reader_process`."""
-    if isinstance(reply.get("unreadable"), str):
-        return True
-    sections = reply.get("sections")
-    return (
-        isinstance(reply.get("reader"), str)
-        and isinstance(sections, list)
-        and all(isinstance(each, list) and len(each) == 2 and all(isinstance(text, str) for text in each)
-                for each in sections)
-    )  # fmt: skip
-
-
 def parse_command(command: str) -> list[str]:
     """The words of `--reader`. Raises InputError: no `{}`, or quotes that do not end."""
     try:
@@ -168,5 +208,5 @@ def parse_command(command: str) -> list[str]:
     except ValueError as error:
         raise InputError(f"--reader {command!r}: {error}") from error
     if not any("{}" in word for word in words):
-        raise InputError(f"--reader {command!r}: must contain {{}} in place of the file's name")
+        raise InputError(f"--reader {command!r}: must contain {{}} in place of the file name")
     return words

@@ -63,7 +63,7 @@ def plan_sync(model: Model, store: Store, folder: Path, library: Library, option
         InputError: a model with a salt. StoreError: the store's record of folders cannot be read.
     """
     if model.salt:
-        raise InputError("pic sync keeps names of files beside their objects, so it takes no salt; leave --salt out")
+        raise InputError("--salt: pic sync records file names with their objects, so it cannot use a salt; omit it")
     real, target = folder.resolve(), _target(model, options)
     chunks, key_to_path = dict[str, Chunk](), dict[str, str]()
     for passage in library.passages:
@@ -139,8 +139,8 @@ def require_all_read(plans: Sequence[SyncPlan]) -> None:
     if withheld := [name for plan in plans for name in plan.withheld]:
         more = f" and {len(withheld) - _SHOWN:,d} more" if len(withheld) > _SHOWN else ""
         raise InputError(
-            f"{', '.join(withheld[:_SHOWN])}{more}: cannot be read, so what is known of it stays; see who may read it, "
-            "and sync again"
+            f"{', '.join(withheld[:_SHOWN])}{more}: cannot be read, so its earlier objects are kept; check "
+            "permissions, and sync again"
         )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 
 from pictool.documents.base import Section, UnreadableError
 
@@ -11,27 +13,57 @@ _BOMS = (
     (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
 )  # fmt: skip
-_LIKELY = "cp1252"  # of encodings that suit a text equally
+_LIKELY = "cp1252"  # of encodings that suit a text equally, and of what is too short to tell
 _SAMPLE = 1 << 18  # bytes from which an encoding is guessed
+_SHORT = 8  # bytes that are not ASCII
+_SURE = 2  # characters of UTF-8 for each byte that is none
+_CONTROLS = re.compile(rb"[\x01-\x08\x0e-\x1a\x1c-\x1f]")
+_META = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
 _BLOCK = 4_000  # characters after which a section of a text ends at the next empty line
 _MAX_BLOCK = 8_000  # and after which at the next line
 
 
-def decoded(data: bytes) -> str:
-    """The text of bytes: by their byte order mark, else UTF-8, else in the encoding that charset_normalizer finds.
+def decoded(data: bytes, declared: str | None = None) -> str:
+    """The text of bytes: by their byte order mark, else UTF-8, also where some of it is damaged, which is U+FFFD then;
+    else in the encoding that is declared, or that charset_normalizer finds.
 
     Raises:
         UnreadableError: no text.
     """
     for mark, encoding in _BOMS:
         if data.startswith(mark):
-            return data.decode(encoding).removeprefix("\ufeff")
+            return data.decode(encoding, "replace").removeprefix("\ufeff")
     if b"\0" in data[:_SAMPLE]:
-        raise UnreadableError("is binary")
-    try:
+        return _with_nuls(data)
+    with suppress(UnicodeDecodeError):
         return data.decode()
-    except UnicodeDecodeError:
-        return data.decode(_guessed_encoding(data))
+    if declared is not None:
+        return data.decode(declared, "replace")
+    text = data.decode(errors="replace")
+    num_damaged = text.count("\ufffd")
+    num_good = sum(character > "\x7f" for character in text) - num_damaged
+    return text if num_good > _SURE * num_damaged else data.decode(_guessed_encoding(data), "replace")
+
+
+def declared_encoding(data: bytes) -> str | None:
+    """The encoding that a page names, as browsers take it; None if it names none that is known."""
+    match = _META.search(data[:4096])
+    with suppress(LookupError):
+        name = codecs.lookup(match[1].decode()).name if match is not None else None
+        return _LIKELY if name in ("iso8859-1", "ascii") else name
+    return None
+
+
+def _with_nuls(data: bytes) -> str:
+    """UTF-16 without a byte order mark, or a text with some NULs, as logs have them after a crash."""
+    even, odd = data[0:_SAMPLE:2].count(0), data[1:_SAMPLE:2].count(0)
+    if max(even, odd) > len(data[:_SAMPLE]) // 5 and 20 * min(even, odd) < max(even, odd):
+        with suppress(UnicodeDecodeError):
+            return data.decode("utf-16-be" if even > odd else "utf-16-le")
+    if not _CONTROLS.search(data):
+        with suppress(UnicodeDecodeError):
+            return data.decode()
+    raise UnreadableError("is binary")
 
 
 def _guessed_encoding(data: bytes) -> str:
@@ -39,7 +71,10 @@ def _guessed_encoding(data: bytes) -> str:
 
     at = next(index for index, byte in enumerate(data) if byte > 0x7F)  # what distinguishes encodings begins here
     begin = max(0, at - _SAMPLE // 4)
-    matches = from_bytes(data[begin : begin + _SAMPLE])
+    sample = data[begin : begin + _SAMPLE]
+    if sum(byte > 0x7F for byte in sample) < _SHORT:
+        return _LIKELY
+    matches = from_bytes(sample)
     best = matches.best()
     if best is None:
         raise UnreadableError("is not text in a known encoding; convert it to UTF-8")

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
 from pictool.errors import InputError
 from pictool.plugins import load_class
+from pictool.runtime.gguf import is_gguf
 
 if TYPE_CHECKING:
     from pictool.engines.base import Engine
@@ -23,14 +25,19 @@ if TYPE_CHECKING:
 DEFAULT, GGUF = "torch", "llamacpp"
 SERVED = "vllm"  # a router's, in front of its servers: no engine of this process
 NOT_HERE = (
-    "vLLM answers behind a server: pic serve --engine vllm, or pic serve --upstream URL; in a process of your own, "
-    "vllm.LLM(kv_transfer_config=…) links with PicConnector (docs/reference/vllm.md)"
+    "vLLM runs behind a server: use pic serve --engine vllm, or pic serve --upstream URL; in your own process, use "
+    "vllm.LLM(kv_transfer_config=…) with PicConnector (docs/reference/vllm.md)"
 )
 _GROUP = "pictool.engines"
 _BUILTIN = {
     "torch": "pictool.engines.torch:TorchEngine",
     "llamacpp": "pictool.engines.llamacpp.engine:LlamaCppEngine",
 }  # fmt: skip
+
+
+def engine_name(model: str | None, named: str | None = None) -> str:
+    """The engine that is named, else the one for a model's name: llama.cpp for a GGUF file, where it is installed."""
+    return named or (GGUF if is_gguf(model) and find_spec("llama_cpp") else DEFAULT)
 
 
 def engine_names() -> list[str]:

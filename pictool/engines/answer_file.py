@@ -97,7 +97,7 @@ def spec_identity(spec: Spec, engine: Engine, contents: Contents) -> list[Any]:
     """
     documents = [_document_identity(document, engine, contents) for document in spec.documents]
     return [
-        documents, spec.query, spec.head, spec.query_template, spec.max_new_tokens, spec.sampling.options, spec.sinks,
+        documents, spec.query, spec.head, spec.query_template, spec.max_new_tokens, spec.sampling.options, spec.after,
         spec.chunk_tokens, spec.codec, spec.separator_for(engine.model),
     ]  # fmt: skip
 
@@ -202,10 +202,10 @@ class AnswerFile(Generic[Request]):
                 is_ours = request is not None and ("made_of" not in record or request.digest == record["query"])
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise InputError(
-                    f"{self.path}:{number}: is not an answer to a query; name another file with -o"
+                    f"{self.path}:{number}: is not an answer to a query; choose another file with -o"
                 ) from error
             if not is_ours:
-                raise InputError(f"{self.path}:{number}: answers another query; name another file with -o")
+                raise InputError(f"{self.path}:{number}: answers another query; choose another file with -o")
             self._add(record)
         if rest:
             self._file.truncate(len(whole) + bool(whole))
@@ -218,7 +218,7 @@ def _to_line(record: Mapping[str, Any]) -> bytes:
 def _open_locked(path: Path) -> BinaryIO:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        raise InputError(f"{path}: is not a regular file; name another with -o")
+        raise InputError(f"{path}: is not a regular file; choose another with -o")
     file = path.open("a+b")
     try:
         lock_output(path, file)
@@ -233,4 +233,6 @@ def lock_output(path: Path, file: BinaryIO) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise InputError(f"{path}: another process is writing it; wait for it, or name another with -o") from error
+        raise InputError(
+            f"{path}: another process is writing it; wait for it, or choose another file with -o"
+        ) from error

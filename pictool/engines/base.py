@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
+from pictool.compiler.contexts import MEAN
 from pictool.core import Chunk, CompileOptions, Layout
 from pictool.errors import InputError, PicError, TraceError
 
@@ -26,16 +27,17 @@ if TYPE_CHECKING:
     from pictool.trace.format import Trace
 
 _T = TypeVar("_T")
-Feature = Literal["trace", "outputs", "auto_ratio", "codecs", "tables", "chains", "plans", "pool"]
+Feature = Literal["trace", "outputs", "auto_ratio", "codecs", "chains", "plans", "pool", "attention", "means"]
 _FEATURES: dict[Feature, str] = {
-    "trace": "shows no trace; use the torch engine",
-    "outputs": "keeps no KV of outputs; compile them, or use the torch engine",
-    "auto_ratio": "measures no speed to choose a ratio by; use the torch engine",
-    "codecs": "compiles without one; compile with the torch engine first",
-    "tables": "measures no tables; compile with the torch engine first",
-    "plans": "lays out its prompts itself; give documents and a query",
-    "pool": "keeps KV in a cache of its own",
-    "chains": "has a prefix cache of its own; ask for full, or --engine torch",
+    "trace": "does not support traces; use the torch engine",
+    "outputs": "does not keep the KV of outputs; compile them, or use the torch engine",
+    "auto_ratio": "cannot measure the speed to choose a ratio by; use the torch engine",
+    "codecs": "does not encode objects; compile with the torch engine first",
+    "plans": "builds its prompts itself; pass documents and a query",
+    "pool": "keeps KV in its own cache",
+    "attention": "does not expose attention; use legolink, or --engine torch",
+    "means": "compiles a chunk after one context only; use previous, text, code or records",
+    "chains": "has its own prefix cache; use full, or --engine torch",
 }
 
 
@@ -78,6 +80,11 @@ class Comparison:
     same_answer: bool
     common_prefix: int  # of generated tokens
     answer_kl: float | None = None
+
+    @property
+    def nats(self) -> float:
+        """KL of the whole answer, if the engine gives it, else that of the first token: what is judged."""
+        return self.kl if self.answer_kl is None else self.answer_kl
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Comparison:
@@ -152,6 +159,7 @@ class Answer:
         link, timing, layout = self.link, self.link.timing, self.link.layout
         return {
             "answer": self.text,
+            "finish_reason": "stop" if self.generated.is_complete else "length",
             "algo": link.policy.name,
             "params": link.policy.params,
             "model": self.model,
@@ -251,14 +259,16 @@ class Engine(ABC):
             self.require("plans", "a prompt of token ids")
         if spec.policy.needs.chain_block:
             self.require("chains", f"--algo {spec.policy.name}")
+        if spec.policy.needs.attention and spec.policy.fallback is None:
+            self.require("attention", f"--algo {spec.policy.name}")
         self.require_options(CompileOptions(codec=spec.codec))
 
     def require_options(self, options: CompileOptions) -> None:
         """Refuse objects that this engine cannot compile. Raises InputError as `require` does."""
         if options.codec != CompileOptions.codec:
             self.require("codecs", f"--codec {options.codec}")
-        if options.probes:
-            self.require("tables", f"--probes {options.probes}")
+        if options.after == MEAN:
+            self.require("means", f"after {MEAN}")
 
     @abstractmethod
     def compile(
@@ -267,7 +277,6 @@ class Engine(ABC):
         options: CompileOptions = CompileOptions(),
         *,
         force: bool = False,
-        probe_model: Model | None = None,
         on_done: Callable[[Compiled], None] | None = None,
     ) -> list[Compiled]:
         """Compile chunks (or texts) to objects in the store. What it already has costs no model run.

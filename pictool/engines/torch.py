@@ -33,7 +33,7 @@ class TorchEngine(Engine):
     name: ClassVar[str] = "torch"
     title: ClassVar[str] = "the torch engine"
     supports: ClassVar[frozenset[Feature]] = frozenset(
-        {"trace", "outputs", "auto_ratio", "codecs", "tables", "chains", "plans", "pool"}
+        {"trace", "outputs", "auto_ratio", "codecs", "chains", "plans", "pool", "attention", "means"}
     )
     max_tokens: int | None = None
 
@@ -56,13 +56,10 @@ class TorchEngine(Engine):
         options: CompileOptions = CompileOptions(),
         *,
         force: bool = False,
-        probe_model: Model | None = None,
         on_done: Callable[[Compiled], None] | None = None,
     ) -> list[Compiled]:
         self.require_options(options)
-        return compile_chunks(
-            self.model, self.store, chunks, options, force=force, probe_model=probe_model, on_done=on_done
-        )  # fmt: skip
+        return compile_chunks(self.model, self.store, chunks, options, force=force, on_done=on_done)
 
     def link(self, spec: Spec, *, on_compile: Callable[[Compiled], None] | None = None) -> LinkResult:
         from pictool.linker.link import link

@@ -40,7 +40,7 @@ def _chat(record: Record) -> list[LoggedPrompt]:
     if isinstance(messages, str):
         return _one(record, [Segment("prompt", messages)])
     if not isinstance(messages, list):
-        raise FormError("has messages that are no list")
+        raise FormError("has messages that are not a list")
     if messages and all(isinstance(batch, list) for batch in messages):  # as LangChain sends several at once
         return [prompt for batch in messages for prompt in _chat({**record, "messages": batch})]
     segments = [*_tools(record), *_system(record.get("system"))]
@@ -54,7 +54,7 @@ def _chat(record: Record) -> list[LoggedPrompt]:
 def _role(message: Any) -> str:
     """The kind of a message's author, in OpenAI's form, LangChain's, or its serialised constructors."""
     if not isinstance(message, Mapping):
-        raise FormError("has a message that is no object")
+        raise FormError("has a message that is not an object")
     role = message.get("role", message.get("type"))
     if role == "constructor" and isinstance(message.get("id"), list) and message["id"]:
         role = str(message["id"][-1]).removesuffix("Chunk").removesuffix("Message").lower()
@@ -84,7 +84,7 @@ def _content(kind: str, content: Any, message: Record) -> list[Segment]:
         if isinstance(part, str):
             part = {"text": part}
         if not isinstance(part, Mapping):
-            raise FormError("has a content part that is no object")
+            raise FormError("has a content part that is not an object")
         if part.get("type") == "document":
             segments += [Segment(kind, text) for text in texts]
             texts = []
@@ -179,7 +179,7 @@ def _completion(record: Record) -> list[LoggedPrompt]:
     prompt = record["prompt"]
     listed = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
     if not isinstance(listed, list):
-        raise FormError("has a prompt that is no text")
+        raise FormError("has a prompt that is not text")
     found = []
     for part in listed:
         if not isinstance(part, str | list):
@@ -199,7 +199,7 @@ def _contents(record: Record) -> list[LoggedPrompt]:
 def token_ids(ids: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.int32]]:
     array = np.asarray(ids)
     if array.dtype.kind not in "iu" or array.ndim != 1:
-        raise FormError("has token ids that are no whole numbers")
+        raise FormError("has token ids that are not whole numbers")
     if len(array) and not 0 <= int(array.min()) <= int(array.max()) < 1 << 31:
         raise FormError("has token ids below 0 or above 2^31")
     return array.astype(np.int32)
@@ -291,7 +291,7 @@ def body_of(value: Any, is_input: bool = False) -> dict[str, Any] | None:
     if isinstance(value, list):
         return {"messages": value}
     if not isinstance(value, Mapping):
-        raise FormError("has a request that is no object")
+        raise FormError("has a request that is not an object")
     for name in ("body", "kwargs", "request"):
         if not has_fields(value) and isinstance(value.get(name), Mapping):
             value = value[name]

@@ -258,7 +258,7 @@ class Forms:
             FormError: its form is not known. ValueError, TypeError, KeyError: it is not as its form has it.
         """
         if not isinstance(record, Mapping):
-            raise FormError("is no object of a known form")
+            raise FormError("is not an object of a known form")
         if form := next((form for form in FORMS if form.has(record)), None):
             return self._requests(form, form.view(record))
         if "pic_request" in record and "segments" in record:
@@ -319,7 +319,7 @@ class Forms:
             return [] if name in self._ids else self._leave_out(f"without a prompt{_VLLM_NEEDS}")
         prompt = _PROMPT.match(text, found.end())
         if prompt is None:
-            raise FormError("has a prompt that does not end")
+            raise FormError("has an unterminated prompt")
         at = text.rfind(_IDS_FIELD, prompt.end())
         ids = None if at < 0 else _IDS.match(text, at + len(_IDS_FIELD))
         content: Any = _ESCAPE.sub(lambda found: _character(*found.groups()), prompt[1] or prompt[2] or "")
@@ -420,14 +420,14 @@ def _served(record: Record) -> LoggedPrompt:
     segments, sizes = [], [int(length) for _, _, blocks in record["segments"] for _, length in blocks]
     scale = BYTES_PER_TOKEN * int(record.get("tokens", 0)) / max(1, sum(sizes)) or 1.0
     if scale * max(sizes, default=0) >= 1 << 31:
-        raise FormError(f"has tokens that are more than a prompt has: {shown(record['tokens'])}")
+        raise FormError(f"has more tokens than a prompt can have: {shown(record['tokens'])}")
     for kind, is_marked, blocks in record["segments"]:
         if kind not in KINDS:
-            raise FormError(f"has a segment of no known kind: {shown(kind)}")
+            raise FormError(f"has a segment of unknown kind: {shown(kind)}")
         hashes = np.asarray([int(name, 16) for name, _ in blocks], dtype=np.uint64)
         lengths = np.asarray([int(length) for _, length in blocks], dtype=np.int64)
         if len(lengths) and not 0 < int(lengths.min()) <= int(lengths.max()) < 1 << 31:
-            raise FormError("has a block of no length")
+            raise FormError("has a block without a length")
         lengths = np.maximum(1, np.rint(lengths * scale)).astype(np.int64)
         segments.append(Segment(kind, HashedBlocks(hashes, lengths), bool(is_marked)))
     return LoggedPrompt(tuple(segments), time_of(record), str(record.get("tenant", "")))

@@ -88,7 +88,9 @@ class LogReader:
                 raise InputError(f"{where}; {_KNOWN}")
         if not self.forms.found.total():
             reasons = show_counts(self.forms.left_out)
-            raise InputError(f"{' '.join(names)}: {f'no prompt is left; {reasons}' if reasons else 'has no requests'}")
+            raise InputError(
+                f"{' '.join(names)}: {f'has no usable prompt; {reasons}' if reasons else 'has no requests'}"
+            )
 
     def _read_one(self, name: str) -> Iterator[LoggedPrompt]:
         shown = "stdin" if name == STDIN else name
@@ -102,7 +104,8 @@ class LogReader:
                         yield from self._parse(shown, number, stripped)
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 self.problems.append(
-                    f"{shown}: is cut or damaged after line {self.num_lines:,d} ({error}); what is before is counted"
+                    f"{shown}: is truncated or damaged after line {self.num_lines:,d} ({error}); earlier lines are "
+                    "counted"
                 )
             except OSError as error:
                 raise InputError(f"{shown}: cannot be read ({error.strerror or error})") from error
@@ -125,7 +128,7 @@ class LogReader:
                     yield None
                 parts, is_skipped = [], True
             if size > _MAX_IDLE:
-                raise EOFError(f"no line ends for {_MAX_IDLE >> 30} GiB")
+                raise EOFError(f"no line ends within {_MAX_IDLE >> 30} GiB")
             head = stream.read1(_PART)
         if rest := b"" if is_skipped else b"".join(parts):
             yield rest
@@ -164,10 +167,10 @@ def _reason(error: Exception) -> str:
         case UnicodeDecodeError():
             return "is not UTF-8"
         case RecursionError():
-            return "is nested too deep"
+            return "is nested too deeply"
         case ValueError():
             return "has a value that cannot be read"
-    return "is not as its form has it"
+    return "does not match its form"
 
 
 def show_counts(counts: Counter[str]) -> str:
@@ -185,7 +188,7 @@ def _open(name: str, opened: ExitStack) -> BinaryIO:
             return opened.enter_context(open(_open_pipe(path), "rb"))
         return opened.enter_context(open(open_regular(path), "rb"))
     except NotRegularError as error:
-        raise InputError(f"{name}: {error.strerror}; name the files of a log") from error
+        raise InputError(f"{name}: {error.strerror}; specify the log's files") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{name}: cannot be opened ({getattr(error, 'strerror', None) or error})") from error
 
@@ -229,5 +232,5 @@ class ZstdStream:
             if found:
                 return found
         if self._is_within:
-            raise EOFError("the last frame is not whole")
+            raise EOFError("the last frame is incomplete")
         return b""

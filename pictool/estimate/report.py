@@ -65,14 +65,14 @@ class Report:
         tokens = self.totals.tokens
         prefix, linked = (share(part, tokens.total) for part in (tokens.prefix, tokens.linked))
         if tokens.prompts < 2 or not tokens.total:
-            return "too few requests to say: name a log of some hours"
+            return "too few requests to tell; use a log of some hours"
         if linked < WORTH:
             if prefix < WORTH:
                 return f"prefix caching reuses {prefix:.1%}, linking would add {linked:.1%}: neither is worth it"
             return f"prefix caching alone already reuses {prefix:.0%}; linking would add {linked:.1%}: not worth it"
         computed = self.prefill
         saves = 1 - share(computed["legolink-16"], computed["prefix"])
-        size = f"{show_bytes(self.totals.distinct * self.kv_bytes)} hold all that is different"
+        size = f"{show_bytes(self.totals.distinct * self.kv_bytes)} would hold all distinct text"
         first = "this document" if self.num_first == 1 else f"these {self.num_first:,d} documents"
         return f"linking saves {saves:.0%} of prefill above prefix caching; {size}; start with {first}"
 

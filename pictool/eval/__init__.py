@@ -17,4 +17,4 @@ def require_extra(*packages: str) -> None:
     """
     for package in packages or EXTRA:
         if importlib.util.find_spec(package) is None:
-            raise InputError(f"{package} is not installed, and evaluations need it; pip install 'pictool[eval]'")
+            raise InputError(f"evaluations need {package}, which is not installed; pip install 'pictool[eval]'")

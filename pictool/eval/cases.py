@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pictool.compiler.chunking import make_chunks
+from pictool.compiler.chunking import last_tokens, make_chunks
 from pictool.compiler.compile import CODEC
 from pictool.core import Chunk, Sampling
 from pictool.errors import InputError, PicError
@@ -117,11 +117,15 @@ def group_cases(model: Model, cases: Iterable[Case], options: SpecOptions) -> Ca
 
 
 def _chunks(model: Model, case: Case, chunk_tokens: int | None) -> Iterator[Chunk]:
+    earlier: list[Chunk] = []
     for i, text in enumerate(case.documents, 1):
         source = f"case {case.id}: document {i}"
         try:
             first, *rest = make_chunks(model, text, source, chunk_tokens)
-            yield from (replace(first, continues=case.is_one_text), *rest)
+            if case.is_one_text:
+                first = replace(first, continues=True, before=last_tokens(earlier))
+            earlier += (first, *rest)
+            yield from (first, *rest)
         except InputError as error:
             if len(model.encode(text)) <= model.max_positions:
                 raise

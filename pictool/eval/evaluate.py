@@ -99,7 +99,7 @@ def evaluate(
     path = run.output or make_within(store.root, "eval", "results") / f"{header.digest[:12]}.jsonl"
     with open_results(path, header, on_note) as file, _torch_threads(file.header.threads):
         if not file.header.is_of_machine(header):
-            on_note(f"{path}: was begun on another machine; its times are of both")
+            on_note(f"{path}: was started on another machine; its times are from both")
         _require_same_models(model, file, policies)
         runner = Runner(model, object_store(store, model, file.header.threads), policies, options.codec)
         left = [
@@ -149,6 +149,6 @@ def _require_same_models(model: Model, file: ResultsFile, policies: Sequence[Lab
     for result in file.results.values():
         if result.label in named and result.other_model != named[result.label]:
             raise InputError(
-                f"{file.path}: its rows of {result.label} were made with another model at the same path; name another "
-                "file with -o"
+                f"{file.path}: its rows of {result.label} were made with another model at the same path; choose "
+                "another file with -o"
             )

@@ -9,7 +9,7 @@ from typing import Any
 from pictool.linker.grid import LabelledPolicy, parse_repeatable
 from pictool.linker.policies import BASELINE, make_policy
 
-DEFAULT_POLICIES = ("full", "naive", "legolink-16", "cacheblend-15")
+DEFAULT_POLICIES = ("full", "auto", "naive", "legolink-16", "cacheblend-15")
 FULL = LabelledPolicy(BASELINE, make_policy(BASELINE))
 _FIRST_LABELS = (BASELINE, "naive")  # in tables: the two ends between which the others are
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")

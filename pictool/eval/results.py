@@ -107,7 +107,7 @@ class ResultsHeader:
         different = [name for name in {**here, **there} if here.get(name) != there.get(name)]
         if different:
             raise InputError(
-                f"{path}: holds results of another experiment, which differs in {', '.join(different)}; name another "
+                f"{path}: has results of another experiment, which differs in {', '.join(different)}; choose another "
                 "file with -o"
             )
 
@@ -120,7 +120,7 @@ class ResultsHeader:
         """
         version = values.get("version") if isinstance(values, dict) else None
         if version != VERSION:
-            raise InputError(f"is of version {version}, but this pictool reads version {VERSION}")
+            raise InputError(f"has version {version}, but this pictool reads version {VERSION}")
         try:
             header = cls(**values)
             _ = header.digest, header.title
@@ -224,22 +224,22 @@ class CaseResult:
         checked = _require_types(cls, values, "")
         for name, score in checked["scores"].items():
             if type(score) not in (int, float):
-                raise InputError(f"scores.{name} has the value {shown(score)}")
+                raise InputError(f"scores.{name} has the invalid value {shown(score)}")
         _require_types(Times, checked["timing"], "timing.")
         if checked["timing"]["ttft_s"] <= 0:
-            raise InputError(f"timing.ttft_s has the value {shown(checked['timing']['ttft_s'])}")
+            raise InputError(f"timing.ttft_s has the invalid value {shown(checked['timing']['ttft_s'])}")
         if checked["metric"] not in checked["scores"]:
-            raise InputError(f"has no score of {shown(checked['metric'])}, which is its metric")
+            raise InputError(f"has no score for its metric {shown(checked['metric'])}")
         return cls(**{**checked, "timing": Times(**checked["timing"])})
 
 
 def _require_types(cls: type[Any], values: Any, prefix: str) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     if not isinstance(values, dict) or set(values) != set(hints):
-        raise InputError(f"is no {'row' if not prefix else 'timing'} of this version")
+        raise InputError(f"is not a {'row' if not prefix else 'timing'} of this version")
     for name, hint in hints.items():
         if hint is not Times and not _is_of_type(values[name], hint):
-            raise InputError(f"{prefix}{name} has the value {shown(values[name])}")
+            raise InputError(f"{prefix}{name} has the invalid value {shown(values[name])}")
     return values
 
 
@@ -282,13 +282,13 @@ def open_results(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        raise InputError(f"{path}: is not a regular file; name another with -o")
+        raise InputError(f"{path}: is not a regular file; choose another with -o")
     with path.open("a+b") as file:
         lock_output(path, file)
         file.seek(0)
         data = file.read()
         if data[: len(_BEGINNING)] != _BEGINNING[: len(data)]:  # a shorter one may be cut off
-            raise InputError(f"{path}: is not a results file of pic eval; name another with -o")
+            raise InputError(f"{path}: is not a results file of pic eval; choose another with -o")
         lines = data.split(b"\n")[:-1]  # without what comes after the last line break
         if not lines:
             file.truncate(0)
@@ -300,7 +300,7 @@ def open_results(
         results, is_torn = _read_results(path, lines[1:])
         whole = b"".join(line + b"\n" for line in (lines[:-1] if is_torn else lines))
         if len(whole) < len(data):
-            on_note(f"{path}: the last line is not whole; it is dropped, and done again")
+            on_note(f"{path}: the last line is incomplete; it is dropped and computed again")
             file.truncate(len(whole))
         yield ResultsFile(path, file, held, results)
 
@@ -309,7 +309,7 @@ def _read_header(path: Path, line: bytes) -> ResultsHeader:
     try:
         return ResultsHeader.from_json(_parse(line))
     except InputError as error:
-        raise InputError(f"{path}: line 1: {error}; name another file with -o") from error
+        raise InputError(f"{path}: line 1: {error}; choose another file with -o") from error
 
 
 def _read_results(path: Path, lines: Sequence[bytes]) -> tuple[dict[tuple[str, str], CaseResult], bool]:
@@ -321,9 +321,9 @@ def _read_results(path: Path, lines: Sequence[bytes]) -> tuple[dict[tuple[str, s
         except InputError as error:
             if number == len(lines) + 1:
                 return results, True
-            raise InputError(f"{path}: line {number}: {error}; remove the line, and it is computed again") from error
+            raise InputError(f"{path}: line {number}: {error}; remove the line to have it computed again") from error
         if result.key in results:
-            raise InputError(f"{path}: line {number}: case {result.id} under {result.label} occurs twice; remove one")
+            raise InputError(f"{path}: line {number}: case {result.id} under {result.label} appears twice; remove one")
         results[result.key] = result
     return results, False
 
@@ -332,7 +332,7 @@ def _parse(line: bytes) -> Any:
     try:
         return parse_json(line)
     except (ValueError, RecursionError) as error:
-        raise InputError("is no JSON") from error
+        raise InputError("is not JSON") from error
 
 
 def _write(path: Path, file: BinaryIO, values: Sequence[Any]) -> None:
@@ -343,5 +343,5 @@ def _write(path: Path, file: BinaryIO, values: Sequence[Any]) -> None:
         os.fsync(file.fileno())
     except OSError as error:
         raise StoreError(
-            f"{path}: cannot be written ({error.strerror}); make room and run the command again, it continues"
+            f"{path}: cannot be written ({error.strerror}); free some space, and run the command again to continue"
         ) from error

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import CODEC, Compiled, compile_chunks, head_codec
-from pictool.compiler.sensitivity import PROBES
 from pictool.core import Chunk, CompileOptions, PromptText
 from pictool.errors import StoreError
 from pictool.eval.cases import CaseGroup, PreparedCase, prefixed_errors
@@ -43,8 +42,8 @@ class Runner:
 
     def __init__(self, model: Model, store: Store, policies: Sequence[LabelledPolicy], codec: str = CODEC) -> None:
         self._model, self._store, self._codec = model, store, codec
-        self._policies = {labelled.label: labelled.policy for labelled in policies}
-        self._second_models = {label: second_fingerprint(model, policy) for label, policy in self._policies.items()}
+        self._policies = {labelled.label: labelled for labelled in policies}
+        self._second_models = {each.label: second_fingerprint(model, each.policy) for each in policies}
         self._warm: set[str] = set()
 
     def run(self, group: CaseGroup, labels: Mapping[str, Sequence[str]]) -> list[CaseResult]:
@@ -67,15 +66,22 @@ class Runner:
         chunks = [make_chunk(self._model, WARM_UP, "warm-up")]
         spec = Spec(WARM_UP, chunks, max_new_tokens=2, codec=self._codec)
         self._compile(chunks, {spec.frame(self._model).head}, cold)
-        for label, policy in self._policies.items():
+        for label, labelled in self._policies.items():
             if label in cold:
-                self._call(replace(spec, policy=policy))
+                self._call(replace(spec, policy=labelled.policy, after=labelled.after))
         self._warm |= cold
 
     def _compile(self, chunks: Sequence[Chunk], heads: set[PromptText], labels: set[str]) -> None:
         """Compile what the policies reuse and the store lacks, each chunk in a forward of its own."""
-        policies = [policy for label, policy in self._policies.items() if label in labels]
-        kinds = object_kinds(policies, self._codec, PROBES, self._model.geometry.states is not None)
+        by_context: dict[str, list[Policy]] = {}
+        for label in labels:
+            by_context.setdefault(self._policies[label].after, []).append(self._policies[label].policy)
+        is_hybrid = self._model.geometry.states is not None
+        kinds = [
+            kind
+            for after, policies in by_context.items()
+            for kind in object_kinds(policies, self._codec, is_hybrid, after)
+        ]
         for kind in kinds:
             compile_chunks(self._model, self._store, chunks, kind, alone=True, check=False)  # its link checks it
         if kinds:
@@ -89,13 +95,13 @@ class Runner:
         exact = FullAnswer.of(full[0])
         for label in labels:
             answer, peak_bytes = full if label == FULL.label else self._answer(case, label)
-            named = LabelledPolicy(label, self._policies[label])
-            yield make_result(case, named, self._second_models[label], answer, exact, peak_bytes)
+            yield make_result(case, self._policies[label], self._second_models[label], answer, exact, peak_bytes)
 
     def _answer(self, case: PreparedCase, label: str) -> tuple[Answer, int | None]:
         """The answer, and how far memory rose."""
         with prefixed_errors(f"case {case.id}, {label}"), PeakMemory(self._model.device) as peak:
-            answer = self._call(replace(case.spec, policy=self._policies[label]))
+            labelled = self._policies[label]
+            answer = self._call(replace(case.spec, policy=labelled.policy, after=labelled.after))
         return answer, peak.bytes
 
     def _call(self, spec: Spec) -> Answer:
@@ -177,6 +183,6 @@ def object_store(store: Store, model: Model, threads: int) -> Store:
 def _refuse_compiling(compiled: Compiled) -> None:
     """All was compiled before. Within a link, an object's last bits depend on what is compiled beside it."""
     raise StoreError(
-        f"{compiled.path}: the object of {compiled.chunk.source} cannot be read any more, or was removed; run the "
-        "command again, which continues"
+        f"{compiled.path}: the object of {compiled.chunk.source} was removed or can no longer be read; run the "
+        "command again to continue"
     )

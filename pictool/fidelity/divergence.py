@@ -1,18 +1,26 @@
-"""How far linked answers are from those of full recompute, and how much sooner they come, on a few short prompts."""
+"""How far linked answers are from those of full recompute, and how much sooner they come, on a few short prompts.
+
+What is judged is KL(full ‖ linked) over whole answers, next to that of blind reuse: `naive`, over chunks that were
+compiled without contexts. The first token's alone misleads: a policy can leave a hundredth of a nat there, and nats of
+the answer.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import fmean
 from typing import TYPE_CHECKING
 
-from pictool.compiler.chunking import make_chunks
+from pictool.compiler.chunking import last_tokens, make_chunk
+from pictool.compiler.compile import Compiled
+from pictool.compiler.contexts import PREVIOUS
 from pictool.core import Chunk
-from pictool.engines.base import Engine, LinkResult, first_token_kl
+from pictool.engines.base import Comparison, Engine
 from pictool.errors import InputError
+from pictool.linker.grid import LabelledPolicy
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Spec
@@ -20,8 +28,11 @@ from pictool.linker.spec import Spec
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
-MAX_KL = 0.5  # nats, of the mean over the prompts: a policy beyond does not suit the model
-_PROMPTS, _PAGES, _SEED = 4, 4, 7
+YARDSTICK = LabelledPolicy("naive@none", make_policy("naive"), "none")
+MAX_SHARE = 0.3  # of the yardstick's KL: a policy that leaves more, and more than `FEW_NATS`, does not suit the model
+FEW_NATS = 0.5  # an answer, in the mean
+_PROMPTS, _PAGES, _SEED = 4, 11, 7
+_TOKENS = 12  # of an answer, at most
 _OTHER = 96  # tokens of the question and what is around the pages
 _TOWNS = (
     "Baldale Disford Fubwick Hirholm Kukstead Mindale Nudford Rimwick Suvholm Vilstead Wusdale Bebford Durwick Gekholm "
@@ -37,41 +48,59 @@ _FILLER = (
 
 @dataclass(frozen=True)
 class Divergence:
-    """A policy on several prompts: KL(full ‖ linked) of the first token in nats, and TTFT in seconds, of each."""
+    """A policy on several prompts, each against full recompute, and the yardstick on the same ones."""
 
     policy: Policy
-    kl: tuple[float, ...]
-    ttft_s: tuple[float, ...]
-    full_ttft_s: tuple[float, ...]
+    own: tuple[Comparison, ...]
+    naive: tuple[Comparison, ...]
 
     @property
-    def mean_kl(self) -> float:
-        return fmean(self.kl)
+    def nats(self) -> float:
+        """KL(full ‖ linked) an answer, in the mean; of an engine that forces no answers, that of its first token."""
+        return fmean(each.nats for each in self.own)
 
     @property
-    def speedup(self) -> float:
-        """The median of the prompts' ratios: TTFT of full ÷ this one's."""
-        return median(full / own for full, own in zip(self.full_ttft_s, self.ttft_s, strict=True))
+    def share(self) -> float:
+        """How much of the yardstick's is left."""
+        return self.nats / max(fmean(each.nats for each in self.naive), 1e-9)
+
+    def is_far(self, limit: float) -> bool:
+        """Whether more is left than this share, and than a few nats; also if it is not a number."""
+        return not (self.nats <= FEW_NATS or self.share <= limit)
+
+    def __str__(self) -> str:
+        first = "" if self.own[0].answer_kl is not None else "the first token of "
+        return (
+            f"{self.nats:.2g} nats of {first}an answer, {self.share:.0%} of blind reuse's; "
+            f"{sum(each.same_answer for each in self.own)} of {len(self.own)} answers are full's"
+        )
 
 
-def measure_divergence(engine: Engine, policies: Sequence[Policy], is_timed: bool = False) -> list[Divergence]:
-    """Link a few short prompts under full recompute and under these policies.
+def measure_divergence(
+    engine: Engine, policies: Sequence[Policy], after: str = PREVIOUS, positions: int | None = None,
+    is_timed: bool = False, on_compile: Callable[[Compiled], None] | None = None,
+) -> list[Divergence]:  # fmt: skip
+    """Answer a few short prompts under full recompute, under the yardstick and under these policies.
 
     Args:
+        after: what the policies' documents are compiled after.
+        positions: of a prompt at most, if fewer than the model has.
         is_timed: link each prompt once before, so that TTFT is without compiling and what a first link sets up.
 
     Raises:
-        InputError: a model that has no room for two of the documents. PicError: as of `Engine.link`.
+        InputError: a model that has no room for two of the documents. PicError: as of `Engine.run`.
     """
-    results: list[list[LinkResult]] = []
-    for spec in check_prompts(engine.model, make_policy(BASELINE), engine.model.max_positions):
-        specs = [spec, *(replace(spec, policy=policy) for policy in policies)]
+    compared = list[list[Comparison]]()
+    for spec in check_prompts(engine.model, make_policy(BASELINE), positions or engine.model.max_positions):
+        naive = replace(spec, policy=YARDSTICK.policy, after=YARDSTICK.after)
+        specs = [naive, *(replace(spec, policy=policy, after=after) for policy in policies)]
         if is_timed:
-            for each in specs:
+            for each in (spec, *specs):
                 engine.link(each)
-        results.append([engine.link(each) for each in specs])
-    full, *linked = zip(*results, strict=True)
-    return [_divergence(policy, full, own) for policy, own in zip(policies, linked, strict=True)]
+        full = engine.run(spec)
+        compared.append([engine.compare(each, engine.run(each, on_compile=on_compile), full) for each in specs])
+    yardstick, *own = zip(*compared, strict=True)
+    return [Divergence(policy, each, yardstick) for policy, each in zip(policies, own, strict=True)]
 
 
 def made_up_book(seed: int) -> tuple[list[str], list[str]]:
@@ -91,36 +120,26 @@ def made_up_book(seed: int) -> tuple[list[str], list[str]]:
 
 
 def check_prompts(model: Model, policy: Policy, positions: int) -> list[Spec]:
-    """A few questions over short documents about made-up places, which have so many positions at most.
+    """A few questions over texts about made-up places, cut into pages, which have so many positions at most.
 
     Raises:
-        InputError: a model that has no room for two of the documents.
+        InputError: a model that has no room for two of the pages.
     """
     specs = []
     for number in range(_PROMPTS):
-        pages, towns = made_up_book(_SEED + number)
-        spec = Spec(f"On which river does {towns[number % 2]} lie?", (), policy)
-        frame, separator = spec.frame(model), len(model.encode(spec.separator_for(model)))
-        room = positions - max(_OTHER, len(model.encode(frame.head)) + len(model.encode(frame.tail)) + 1)
+        pages, towns = made_up_book(_SEED + number // 2)
+        spec = Spec(f"On which river does {towns[1 + number]} lie?", (), policy, max_new_tokens=_TOKENS, is_fresh=True)
+        frame = spec.frame(model)
+        room = positions - max(_OTHER, len(model.encode(frame.head)) + len(model.encode(frame.tail)) + _TOKENS)
         fitting = list[Chunk]()
         for page, text in enumerate(pages):
-            (chunk, *_) = make_chunks(model, text, f"page {page}")
-            if len(chunk) + separator <= room:
+            chunk = make_chunk(model, text, f"page {page}", bool(fitting), last_tokens(fitting))
+            if len(chunk) <= room:
                 fitting.append(chunk)
-                room -= len(chunk) + separator
+                room -= len(chunk)
         if len(fitting) < 2:
             raise InputError(
                 f"{model.name}: has too few positions ({model.max_positions}) to compare linked answers on"
             )
         specs.append(replace(spec, documents=fitting))
     return specs
-
-
-def _divergence(policy: Policy, full: Sequence[LinkResult], own: Sequence[LinkResult]) -> Divergence:
-    exact, linked = ([part.logits.cpu() for part in parts if part.logits is not None] for parts in (full, own))
-    return Divergence(
-        policy,
-        kl=tuple(first_token_kl(a, b) for a, b in zip(exact, linked, strict=True)),
-        ttft_s=tuple(result.timing.ttft_s for result in own),
-        full_ttft_s=tuple(result.timing.ttft_s for result in full),
-    )

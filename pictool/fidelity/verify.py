@@ -39,7 +39,8 @@ class Drift:
     Fields:
         requests: all that were answered. verified: of these.
         kl_mean, kl_max: KL(full ‖ linked) of the first token, nats; None where nothing was verified.
-        answer_kl_mean, answer_kl_max: of all tokens of full's answer; None also from engines that do not give it.
+        answer_kl_mean, answer_kl_max: of all tokens of full's answer, which is what a limit judges; None also from
+            engines that do not give it.
         differ: answers whose text is another one. differ_low, differ_high: Wilson's 95 % interval of their share.
     """
 
@@ -67,16 +68,20 @@ class Drift:
     def report(self) -> dict[str, Any]:
         return dict(vars(self))
 
+    @property
+    def nats(self) -> float | None:
+        """What a limit judges: the mean KL of whole answers, or of first tokens from engines that give no more."""
+        return self.kl_mean if self.answer_kl_mean is None else self.answer_kl_mean
+
     def __str__(self) -> str:
         if self.kl_mean is None:
             return f"none of {self.requests} answers was verified"
-        whole = ""
+        said = [f"of first tokens {self.kl_mean:.3g} on average, {self.kl_max:.3g} at most"]
         if self.answer_kl_mean is not None:
-            whole = f", of whole answers {self.answer_kl_mean:.3g} and {self.answer_kl_max:.3g}"
+            said.insert(0, f"of whole answers {self.answer_kl_mean:.3g} on average, {self.answer_kl_max:.3g} at most")
         return (
-            f"{self.verified} of {self.requests} answers verified: KL {self.kl_mean:.3g} in the mean, "
-            f"{self.kl_max:.3g} at most{whole}; {self.differ} answers differ from full's "
-            f"({self.differ_low:.1%} to {self.differ_high:.1%})"
+            f"{self.verified} of {self.requests} answers verified: KL {', '.join(said)}; {self.differ} answers differ "
+            f"from full's ({self.differ_low:.1%} to {self.differ_high:.1%})"
         )
 
 

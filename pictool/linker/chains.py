@@ -132,7 +132,7 @@ class ChainContext(Context):
     ) -> CompiledChunk:
         parent = self._keys[depth - 1] if depth else ""
         meta = ObjectMeta(
-            self._keys[depth], self._model.target, self._block, 0, _CHAIN_CODEC, parent=parent,
+            self._keys[depth], self._model.target, self._block, _CHAIN_CODEC, parent=parent,
             rotation=self._rotation or None, salted=self._blocks[depth].salted,
         )  # fmt: skip
         tokens = self._layout.tokens[slice(*self._span(depth))]

@@ -5,17 +5,62 @@ The numbers equal those of the codec's own decoder, bit for bit.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from pictool.runtime.tensors import to_device
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import CodingError, LayerShape
+from pictool.store.codecs.float8 import Float8E4M3Head
 from pictool.store.codecs.quantized import Piece, Quantizing
 from pictool.store.objects.format import ObjectFile
 
 
 def is_quantized(file: ObjectFile) -> bool:
     return isinstance(codecs()[file.meta.codec], Quantizing)
+
+
+def is_widened(file: ObjectFile) -> bool:
+    """Whether an accelerator gets the codes, and widens them as it puts them to their places."""
+    return isinstance(codecs()[file.meta.codec], Float8E4M3Head)
+
+
+def unpacked_bytes(file: ObjectFile) -> int:
+    """Bytes of a layer's codes and scales."""
+    return _float8(file).unpacked_bytes(file.meta.shape)
+
+
+def unpack(file: ObjectFile, layer: int, into: memoryview) -> None:
+    """Write a layer's codes and scales (`Float8E4M3Head.unpack`). Raises ObjectError: damaged."""
+    try:
+        _float8(file).unpack(file.stored_layer(layer), file.meta.shape, into[: unpacked_bytes(file)])
+    except CodingError as error:
+        raise file.undecodable(layer, error) from error
+
+
+def widened(
+    file: ObjectFile, unpacked: torch.Tensor, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """The parts of an unpacked layer on a device, as keys and values [kv_heads, n, head_dim]."""
+    shape = file.meta.shape
+    count, end = shape.count, unpacked_bytes(file)
+    there = unpacked[:end].to(device, non_blocking=True)
+    numbers, scales = _from_fp8(there[:count]), there[count:].clone().view(torch.float32)
+    heads = [dims[0] for dims in shape.part_dims]
+    parts = zip(
+        torch.split(numbers, [*map(math.prod, shape.part_dims)]),
+        torch.split(scales, heads),
+        shape.part_dims,
+        strict=True,
+    )
+    return tuple((own.view(dims).float() * scale[:, None, None]).to(dtype) for own, scale, dims in parts)
+
+
+def _float8(file: ObjectFile) -> Float8E4M3Head:
+    codec = codecs()[file.meta.codec]
+    assert isinstance(codec, Float8E4M3Head)
+    return codec
 
 
 def read_quantized(

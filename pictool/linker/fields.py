@@ -38,7 +38,7 @@ def make(cls: type[T], name: str, values: Mapping[str, Any]) -> T:
     for field, known_field in known.items():
         has_default = known_field.default is not MISSING or known_field.default_factory is not MISSING
         if field not in values and not has_default:
-            raise InputError(f"{name}: {field}=… must be given")
+            raise InputError(f"{name}: {field}=… is required")
     return cls(**{field: _convert(name, field, types[field], value) for field, value in values.items()})
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from pictool.compiler.contexts import PREVIOUS
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy, policies, unknown_policy
 from pictool.linker.policies.base import Policy
@@ -17,10 +18,14 @@ _NUMBERS = re.compile(r"\d+(\+\d+)+")
 
 @dataclass(frozen=True)
 class LabelledPolicy:
-    """A policy, and what tables call it: its name, its main field, then every field that is not the default."""
+    """A policy, and what tables call it: its name, its main field, then every field that is not the default.
+
+    `after` is what the documents that it links are compiled after (`compiler/contexts.py`).
+    """
 
     label: str
     policy: Policy
+    after: str = PREVIOUS
 
 
 def parse_grid(specs: Sequence[str]) -> list[LabelledPolicy]:
@@ -45,12 +50,14 @@ def parse_policy(spec: str) -> Policy:
     name, values = _parse(spec)
     for field, items in values.items():
         if len(items) != 1:
-            raise InputError(f"{spec}: {field} has {len(items)} values; one policy is wanted (a list is 1+2+8)")
+            raise InputError(
+                f"{spec}: {field} has {len(items)} values, but one policy is expected (write a list as 1+2+8)"
+            )
     return make_policy(name, {field: items[0] for field, items in values.items()})
 
 
 def named_policy(name: str, values: Mapping[str, Any] | None = None) -> Policy:
-    """The policy of a name or a specification (`legolink-16`), with fields; they come after those of a specification.
+    """The policy for a name or a specification (`legolink-16`); `values` override its fields.
 
     Raises:
         InputError: as `parse_policy`; no such field, or a value that does not fit.
@@ -81,8 +88,8 @@ def label_of(policy: Policy) -> str:
     default = {field.name: field.default for field in fields(policy)}
     shown = {name: value for name, value in policy.params.items() if value != default[name]}
     label, knob = policy.name, policy.knob
-    if knob is not None and (numbered := f"{label}-{knob.text(policy.params[knob.field])}") not in policies():
-        label = numbered  # legolink with k = 0 is not the policy legolink-0
+    if knob is not None:
+        label += f"-{knob.text(policy.params[knob.field])}"
         shown.pop(knob.field, None)
     return label + "".join(f":{name}={_text(value)}" for name, value in shown.items())
 

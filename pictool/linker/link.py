@@ -10,11 +10,13 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pictool.compiler.compile import OnCompile
 from pictool.core import RowMask
 from pictool.errors import NotFiniteError, ObjectError
+from pictool.linker.attended import attended_by_tail, where_asked
 from pictool.linker.chains import ChainContext
 from pictool.linker.cuts import HybridContext
 from pictool.linker.fusor import Fusor, always_computed
@@ -29,6 +31,7 @@ from pictool.linker.resolve import Part, PromptParts, lay_out_spec
 from pictool.linker.spec import Spec
 from pictool.runtime.device import synchronize
 from pictool.runtime.memory.image import Image
+from pictool.runtime.memory.streams import event_now
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -55,9 +58,9 @@ class Timing:
 class Linked:
     """A linked prompt. `rows` is bool [layers, n]: whose K and V were computed at each layer; `scores` float32 [n].
 
-    `parts` are the documents and what separates them; `texts` are those of head, parts and tail. `bytes_read` is KV
-    that was read from objects; what host memory held is not among it. `pool` is what was reused of KV on the device, of
-    an engine that has a pool, and `prefix` what of that an earlier prompt had computed.
+    `parts` are the documents and their separators; `texts` are those of head, parts and tail. `bytes_read` is the KV
+    read from objects, without that from host memory. `pool` is the KV that was reused on the device, with an engine
+    that has a pool, and `prefix` the part of it that an earlier prompt computed.
     """
 
     image: Image
@@ -140,8 +143,7 @@ def start_link(
     residents: ResidentObjects | None = None,
 ) -> LinkRun:
     """Load what is loaded but once, and see that it is still the same; then the clock of a link starts."""
-    policy = spec.policy
-    model.require_policy(policy)
+    policy = model.linkable(spec.policy)
     _ = model.stack, model.target, model.eos_ids
     model.require_unchanged()
     policy.prepare(model)
@@ -151,7 +153,7 @@ def start_link(
         context = ChainContext(store, policy.needs.chain_block)
     if residents is not None and not is_hybrid:  # a pool holds no states
         context = PooledContext(context, store, residents, spec.is_fresh)
-    return LinkRun(model, store, spec, context, clock)
+    return LinkRun(model, store, replace(spec, policy=policy), context, clock)
 
 
 @dataclass(frozen=True)
@@ -200,9 +202,15 @@ def compute(prepared: PreparedLink, reservation: Reservation) -> Linked:
     loads = reservation.loads(_first_layer(policy, stack.num_layers, reused.selection))
     with Loader(loads, policy.needs.runs_model, run.store.memory) as loader:
         clock.load_s += clock.lap()
-        selection = reused.selection or policy.select(prompt)
         always, exact = always_computed(prompt, prompt_parts.required), None if found is None else found.exact_rows
-        fusor = Fusor(image, Narrowing(prompt, policy, selection, always, exact), prompt_parts.required)
+        if policy.needs.attention:
+            on = always if exact is None else always & ~exact
+            # With rows that are exact already nobody knows beforehand how many of those chosen are computed.
+            may_stay = exact is None and event_now(stack.device) is not None
+            attend = partial(attended_by_tail, image, prompt, on, loader.synchronize)
+            prompt = replace(prompt, attention=partial(where_asked, attend, may_stay))
+        selection = reused.selection or policy.select(prompt)
+        fusor = Fusor(image, Narrowing(prompt, policy, selection, always, exact))
         clock.select_s += clock.lap()
 
         # Each layer: load and relocate what is reused, compute the rows, narrow them. All fresh K and V that a row

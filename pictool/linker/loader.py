@@ -6,6 +6,7 @@ CacheBlend §6 names the interface: `fetch_kv` starts to load a layer, `synchron
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,16 +26,18 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from pictool.linker.dequantize import is_quantized, read_quantized
+from pictool.linker.dequantize import is_quantized, is_widened, read_quantized, unpack, unpacked_bytes, widened
 from pictool.runtime.memory import streams
 from pictool.runtime.memory.image import Image
+from pictool.runtime.memory.staged import StagedLayers, StagedPart
 from pictool.runtime.memory.states import StateMap
 from pictool.runtime.tensors import from_bytes, to_device
+from pictool.store.codecs.base import LayerShape
 from pictool.store.memory import LayerMemory
 from pictool.store.objects.format import ObjectFile
 
 PREFETCHED_LAYERS = 2  # by one thread, so that most cores are left to compute; on an accelerator all threads' and one
-_MOST_THREADS = 8  # on an accelerator, where the cores have little else to do: one reads and checks some 2.5 GB/s
+_MOST_THREADS = 12  # on an accelerator, whose cores have little to do: one reads and checks 2.5 GB/s, a bus takes 30
 _COPIED_BYTES = 16 << 20  # to an accelerator at a time, of layers that are read: a thread holds two such buffers
 # A thread on a CPU takes the cores that compute: it loads once a layer was waited for, work not counted, for longer
 # than `PATIENCE_S`. Those of an accelerator load layers of at least `SMALL_LAYER_BYTES`, since to hand a smaller one to
@@ -55,18 +59,12 @@ def _compute_alone() -> None:
 
 @dataclass(frozen=True)
 class PlacedObject:
-    """An object file that is linked at position `start`: `length` of its tokens from `offset` on, or all (-1).
-
-    Of a hybrid, `stored` are the runs [a, b) of its tokens that are not computed, of a policy that computes several,
-    and `maps` the objects with their states; without them it has those from its cut on.
-    """
+    """An object file that is linked at position `start`: `length` of its tokens from `offset` on, or all (-1)."""
 
     file: ObjectFile
     start: int
     offset: int = 0
     length: int = -1
-    stored: tuple[tuple[int, int], ...] = ()
-    maps: tuple[ObjectFile, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -78,6 +76,12 @@ class PlacedObject:
         """Which of the object's tokens these are."""
         end = self.file.meta.num_tokens if self.length < 0 else self.offset + self.length
         return slice(self.offset, end)
+
+    @property
+    def staged(self) -> StagedPart:
+        """The same, for what puts it to its place."""
+        tokens = self.tokens
+        return StagedPart(self.file.meta.num_tokens, tokens.start, tokens.stop, self.start, is_widened(self.file))
 
     @property
     def end(self) -> int:
@@ -103,20 +107,33 @@ class Loads:
     first: int = 0
 
 
+@cache
+def _kind_of(codec: str, shape: LayerShape) -> str:
+    """How layers are coded, as a text that is quick to compare."""
+    return f"{codec} {shape}"
+
+
 class LoadedObject:
     """An object file as the loader reads it; what its header says is looked up once."""
 
     def __init__(self, file: ObjectFile) -> None:
-        self.file, self.is_quantized = file, is_quantized(file)
+        self.file, self.is_quantized, self.is_widened = file, is_quantized(file), is_widened(file)
+        self.keeps_codes = False  # in memory, and on their way to the device
         self.checksums, self.layer_bytes, self.dims = (
             file.checksums["layers"], file.layer_bytes, file.meta.shape.part_dims
         )  # fmt: skip
         self.count = sum(map(math.prod, self.dims))  # of numbers
-        self._kind = (file.meta.codec, file.meta.shape)
+        self.held_bytes = self.layer_bytes
+        self._kind = _kind_of(file.meta.codec, file.meta.shape)
+
+    def keep_codes(self) -> None:
+        """Keep the codes of what an accelerator widens."""
+        if self.is_widened:
+            self.keeps_codes, self.held_bytes = True, unpacked_bytes(self.file)
 
     def decoded_content(self, layer: int, is_pinned: bool) -> Hashable:
         """What says how the bytes of a decoded layer are, and in which memory."""
-        return (self.checksums[layer], *self._kind, is_pinned)
+        return self.checksums[layer], self._kind, is_pinned, self.keeps_codes
 
 
 class Loader:
@@ -127,38 +144,51 @@ class Loader:
     Nothing of an object is used before its checksum holds. Beside the image, memory holds two buffers for each thread,
     of one chunk's layer. On an accelerator these are pinned and hold neighbours' layers, too, up to `_COPIED_BYTES`; a
     layer of all objects is staged there; and copies and rotations run on a stream of their own: what is in memory is
-    queued there a layer ahead, without a thread, which would contend with the caller for the interpreter. Layers that
-    `memory` holds are not read; they are kept decoded (on an accelerator quantized ones coded, as they are
-    transferred), never written to.
+    queued there a layer ahead, without a thread, which would contend with the caller for the interpreter. For an image
+    that has a layer of all put to its places at once, each thread reads some of the objects, and memory holds three
+    layers. Layers that `memory` holds are not read; they are kept decoded (on an accelerator quantized ones coded, as
+    they are transferred), never written to.
     """
 
     def __init__(self, loads: Loads, overlaps: bool = False, memory: LayerMemory | None = None) -> None:
         image, placed = loads.image, loads.placed
-        self._image, self._placed, self._first, self._memory = image, placed, loads.first, memory
+        self._image, self._placed, self._memory = image, placed, memory
+        self._first = self._next = loads.first  # the layer that is loaded first, and that is not in the image yet
         self._runs, self._copies = _runs(placed), loads.copies
         self._read: list[int] = []  # bytes, of each layer that was read
         self._resources = ExitStack()
         for part in placed:
             self._resources.callback(part.file.close)
-        self._layers: dict[int, Future[torch.Event | None]] = {}
+        self._layers: dict[int, list[Future[Any]] | torch.Event | None] = {}  # in threads, or queued
         self._busy = BusyTime()
-        self._sources = {part.file: LoadedObject(part.file) for part in placed}
-        self._staged: StagedLayer | None = None
-        if placed and streams.event_now(image.stack.device) is not None:
-            objects = [StagedObject(self._sources[part.file].dims, part.tokens) for part in placed]
-            self._staged = StagedLayer(objects, image.stack.device)
-        self._batches = _batches([self._sources[part.file] for part in placed], _COPIED_BYTES if memory is None else 0)
-        self._columns = [*accumulate((part.end - part.start for part in placed), initial=0)][:-1]
         # From when on the image's buffers, and what the staging needs, are there; None: the device has no streams.
         self._ready = streams.event_now(image.stack.device)
+        self._sources = {part.file: LoadedObject(part.file) for part in placed}
+        self._linked = [self._sources[part.file] for part in placed]
+        self._at_once = self._place_at_once()
+        for source in self._sources.values() if self._ready is not None else ():
+            if self._at_once is not None or memory is not None:
+                source.keep_codes()
+        self._in_memory = self._is_in_memory()
+        self._staged: StagedLayer | None = None
+        if placed and self._ready is not None and self._at_once is None:
+            objects = [
+                StagedObject(source.dims, part.tokens) for source, part in zip(self._linked, placed, strict=True)
+            ]
+            self._staged = StagedLayer(objects, image.stack.device)
+        self._batches = _batches(self._linked, _COPIED_BYTES if memory is None else 0)
+        self._columns = [*accumulate((part.end - part.start for part in placed), initial=0)][:-1]
         self._streams: list[torch.Stream] = []
         self._resources.callback(self._synchronize_streams)
         num_threads = 1 if self._ready is None else min(_MOST_THREADS, max(1, (os.cpu_count() or 1) // 2))
-        self._ahead = max(PREFETCHED_LAYERS, num_threads + 1)
+        self._ahead = max(PREFETCHED_LAYERS, num_threads + 1) if self._at_once is None else PREFETCHED_LAYERS + 1
+        sources = list(self._sources.values())
+        self._groups = [sources[first::num_threads] for first in range(min(num_threads, len(sources)))]
+        self._buffers: dict[tuple[int, int], torch.Tensor] = {}  # by layer, of so many, and group
+        self._placed_at: dict[int, torch.Event] = {}  # when the layers are in the image
         begin = _compute_alone if self._ready is None else None
         self._threads = self._resources.enter_context(ThreadPoolExecutor(num_threads, "pic-loader", begin))
         self._staging = threading.local()
-        self._in_memory = self._is_in_memory()
         is_large = sum(source.layer_bytes for source in self._sources.values()) >= SMALL_LAYER_BYTES
         self._uses_threads = not self._in_memory and (overlaps or (self._ready is not None and is_large))
         if self._uses_threads:
@@ -170,8 +200,9 @@ class Loader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for future in self._layers.values():
-            future.cancel()
+        for found in self._layers.values():
+            for future in found if isinstance(found, list) else ():
+                future.cancel()
         self._resources.close()
 
     @property
@@ -186,19 +217,25 @@ class Loader:
 
     def fetch_kv(self, layer: int) -> None:
         """Start to load a layer; without threads, queue it on the stream."""
-        if self._uses_threads:
-            self._layers[layer] = self._threads.submit(self._load, layer)
+        if not self._uses_threads:
+            self._layers[layer] = self._load(layer)
+        elif self._at_once is None:
+            self._layers[layer] = [self._threads.submit(self._load, layer)]
         else:
-            self._layers[layer] = Future()
-            self._layers[layer].set_result(self._load(layer))
+            groups = range(len(self._groups))
+            self._layers[layer] = [self._threads.submit(self._read_group, layer, group) for group in groups]
 
     def synchronize(self, layer: int) -> float:
-        """Wait until a layer is in the image, and prefetch the next ones. Returns the seconds waited."""
+        """Wait until a layer is in the image, and prefetch the next ones; layers ascend, and those that are there stay.
+
+        Returns the seconds waited.
+        """
         started, worked = time.perf_counter(), time.thread_time()
-        if not self._placed or layer < self._first:
+        if not self._placed or layer < self._next:
             return 0.0
-        future = self._layers.pop(layer, None)
-        event = future.result() if future is not None else self._load(layer)
+        self._next = layer + 1
+        found = self._layers.pop(layer, None)
+        event = self._loaded(layer, found) if isinstance(found, list) else found or self._load(layer)
         if event is not None:
             streams.order_after(event, self._image.stack.device)
         waited = time.perf_counter() - started
@@ -221,20 +258,67 @@ class Loader:
         if (first := self._image.stack.kv_index[self._first]) is not None:
             layers.add(first)
         return self._ready is not None and memory is not None and all(
-            memory.has(source.checksums[layer] if source.is_quantized else source.decoded_content(layer, True))
+            memory.has(
+                source.checksums[layer]
+                if source.is_quantized and not source.keeps_codes
+                else source.decoded_content(layer, True)
+            )
             for source in self._sources.values()
             for layer in layers
         )  # fmt: skip
+
+    def _place_at_once(self) -> StagedLayers | None:
+        """What gets a layer of all at once; None: the image, or an object, is not of that kind."""
+        is_decoded = any(source.is_quantized and not source.is_widened for source in self._sources.values())
+        if self._ready is None or self._copies or is_decoded:
+            return None
+        staged = self._image.stage([part.staged for part in self._placed])
+        if staged is not None:
+            self._resources.callback(staged.synchronize)
+        return staged
 
     def _load(self, layer: int) -> torch.Event | None:
         with self._busy:
             if self._ready is None:
                 self._place(layer)
                 return None
+            if self._at_once is not None:
+                if self._in_memory:
+                    return self._at_once.load(layer, self._held(layer))
+                return self._queue(layer, [self._read_group(layer, group) for group in range(len(self._groups))])
             stream = self._stream(self._ready)
             with stream:
                 self._place(layer)
             return stream.record_event()
+
+    def _loaded(self, layer: int, futures: Sequence[Future[Any]]) -> torch.Event | None:
+        """Wait for what threads load of a layer. To queue what they read is this thread's part: steps are its own."""
+        results = [future.result() for future in futures]
+        event: torch.Event | None = results[0] if self._at_once is None else self._queue(layer, results)
+        return event
+
+    def _queue(self, layer: int, groups: Sequence[Sequence[torch.Tensor]]) -> torch.Event:
+        """Queue a layer of all objects, which was read by groups."""
+        assert self._at_once is not None
+        read = dict(zip(itertools.chain(*self._groups), itertools.chain(*groups), strict=True))
+        self._placed_at[layer] = event = self._at_once.load(layer, [read[source] for source in self._linked])
+        return event
+
+    def _read_group(self, layer: int, group: int) -> list[torch.Tensor]:
+        """A layer of a group's objects, as `_decoded` returns it."""
+        sources = self._groups[group]
+        with self._busy:
+            if self._memory is not None:
+                return [self._decoded(source, layer) for source in sources]
+            sizes, at = [source.held_bytes for source in sources], (layer % self._ahead, group)
+            if (placed := self._placed_at.get(layer - self._ahead)) is not None:
+                placed.synchronize()  # it was read to the same buffer
+            if at not in self._buffers:
+                self._buffers[at] = streams.host_buffer(sum(sizes), self._image.stack.device)
+            buffers = torch.split(self._buffers[at], sizes)
+            for source, buffer in zip(sources, buffers, strict=True):
+                self._read_layer(source, layer, buffer.numpy().data)
+            return list(buffers)
 
     def _stream(self, ready: torch.Event) -> torch.Stream:
         """The stream of this thread; it begins when the image's buffers are ready."""
@@ -262,9 +346,8 @@ class Loader:
             if part is self._placed[-1]:  # the state at a chain's end is that of all its blocks
                 self._place_map(layer, index, part.file, 0, part.end)
             return
-        for file in part.maps or (part.file,):
-            assert file.meta.cut is not None
-            self._place_map(layer, index, file, part.start + file.meta.cut, part.start + file.meta.num_tokens)
+        assert part.file.meta.cut is not None
+        self._place_map(layer, index, part.file, part.start + part.file.meta.cut, part.end)
 
     def _place_map(self, layer: int, index: int, file: ObjectFile, first: int, end: int) -> None:
         """Place what an object has of a linear layer: the map of the tokens [first, end)."""
@@ -333,6 +416,8 @@ class Loader:
     def _numbers(self, source: LoadedObject, layer: int) -> tuple[torch.Tensor, ...]:
         """The parts of one object, as keys and values [kv_heads, n, head_dim]: on the device, or on the host."""
         stack, file = self._image.stack, source.file
+        if source.keeps_codes:
+            return widened(file, self._decoded(source, layer), stack.dtype, stack.device)
         if source.is_quantized and (self._memory is None or self._ready is not None):
             return read_quantized(file, layer, stack.dtype, stack.device, self._coded(source, layer))
         numbers = self._decoded(source, layer)[: source.layer_bytes].view(stack.dtype)
@@ -353,24 +438,36 @@ class Loader:
         return coded
 
     def _decoded(self, source: LoadedObject, layer: int) -> torch.Tensor:
-        """Keys and values of a layer as bytes, uint8 [layer_bytes or more]; not to be written to."""
+        """Keys and values of a layer, or their codes, as bytes, uint8 [held_bytes or more]; not to be written to."""
 
         def read(buffer: torch.Tensor) -> torch.Tensor:
             self._read_layer(source, layer, buffer.numpy().data)
             return buffer
 
         if self._memory is None:
-            return read(self._buffer(source.layer_bytes))
+            return read(self._buffer(source.held_bytes))
         decoded: torch.Tensor = self._memory.get(
-            source.decoded_content(layer, self._ready is not None), source.layer_bytes,
-            lambda: read(streams.host_buffer(source.layer_bytes, self._image.stack.device)),
+            source.decoded_content(layer, self._ready is not None), source.held_bytes,
+            lambda: read(streams.host_buffer(source.held_bytes, self._image.stack.device)),
         )  # fmt: skip
         return decoded
+
+    def _held(self, layer: int) -> list[torch.Tensor]:
+        """A layer of all that is linked, as `_decoded` returns it."""
+        assert self._memory is not None
+        held = self._memory.held([source.decoded_content(layer, True) for source in self._linked])
+        return [
+            self._decoded(source, layer) if buffer is None else buffer
+            for buffer, source in zip(held, self._linked, strict=True)
+        ]
 
     def _read_layer(self, source: LoadedObject, layer: int, into: memoryview) -> None:
         """Read a layer, checked and decoded, to memory of at least its bytes."""
         self._read.append(source.file.stored_bytes(layer))
-        source.file.layer(layer, into=into)
+        if source.keeps_codes:
+            unpack(source.file, layer, into)
+        else:
+            source.file.layer(layer, into=into)
 
     def _buffer(self, num_bytes: int) -> torch.Tensor:
         """Memory to read to, of this thread. With streams there are two: one is read while the other is copied."""

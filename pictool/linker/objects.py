@@ -6,14 +6,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pictool.compiler.compile import Compiled, OnCompile, compile_chunks
-from pictool.core import Chunk, FixupTable, Layout, RowMask
+from pictool.core import Chunk, RowMask
 from pictool.errors import (
     InputError,
     NotFiniteError,
@@ -27,6 +25,7 @@ from pictool.linker.loader import PlacedObject
 from pictool.linker.policies.base import Policy, Prompt, Selection
 from pictool.linker.residency import Reservation
 from pictool.linker.resolve import Part, PromptParts
+from pictool.runtime.graphs.image import new_image
 from pictool.runtime.memory.image import Image
 from pictool.store.objects.format import ObjectFile
 from pictool.store.scratch import memory_directory
@@ -78,7 +77,7 @@ class Context(ABC):
     def reserve(self, reused: ReusePlan) -> Reservation:
         """Reserve the image."""
         prompt = reused.prompt
-        return Reservation(Image(prompt.model.stack, prompt.layout), list(reused.placed))
+        return Reservation(new_image(prompt.model.stack, prompt.layout), list(reused.placed))
 
     def prepare(self, image: Image) -> None:  # noqa: B027 (most need nothing)
         """Prepare an image before anything is computed."""
@@ -116,18 +115,14 @@ class ObjectContext(Context):
         objects = [part for part, _ in needed]
         self._texts = lambda: {key for part in objects if part.file is None for key in part.keys(prompt.model)}
         self._files = [part.file.path for part in objects if part.file is not None]
-        files, compile_s = self._open_objects(prompt.model, objects, opened, self._on_compile)
+        files, compile_s = self._open_objects(prompt.model, objects, opened)
         placed = [
             PlacedObject(file, start, part.offset, len(part.chunk))
             for file, (part, start) in zip(files, needed, strict=True)
         ]
-        if policy.needs.tables:
-            prompt = replace(prompt, tables=_tables(placed, prompt.layout))
         return ReusePlan(placed, prompt, selection, compile_s)
 
-    def _open_objects(
-        self, model: Model, parts: Sequence[Part], opened: ExitStack, on_compile: OnCompile | None
-    ) -> tuple[list[ObjectFile], float]:
+    def _open_objects(self, model: Model, parts: Sequence[Part], opened: ExitStack) -> tuple[list[ObjectFile], float]:
         """The open object of every part; texts that are not compiled yet are compiled first (and reported).
 
         Where the store cannot be written, or a damaged object cannot be taken out, they are compiled into memory.
@@ -148,22 +143,22 @@ class ObjectContext(Context):
             if not missing:
                 break
             try:
-                objects |= _compile_missing(model, target, missing, on_compile, opened)
+                objects |= _compile_missing(model, target, missing, self._on_compile, opened)
             except UnwritableStoreError as error:
                 if target is not store:
                     raise
-                store.on_warning(f"{error}; going on with objects in memory")
+                store.on_warning(f"{error}; continuing with objects in memory")
                 target = _memory_store(opened)
         else:
-            raise StoreError(f"{store.root}: objects are evicted before they can be linked; allow the store more")
+            raise StoreError(f"{store.root}: objects are evicted before they can be linked; raise its max_size")
         compile_s = time.perf_counter() - started
-        for i, part in enumerate(parts):
-            if part.file is None:
+        for i, (part, keys) in enumerate(named):
+            if part.file is None and objects[i].meta.key != keys[-1]:  # else the key says it
                 _require_same(model, objects[i], part.chunk)
         return [objects[i] for i in range(len(parts))], compile_s
 
     def _find(self, part: Part, keys: Sequence[str], opened: ExitStack) -> ObjectFile | None:
-        """The object of a part; None if it is to be compiled (not in the store, damaged, or without a table)."""
+        """The object of a part; None if it is to be compiled (not in the store, or damaged)."""
         if part.file is not None:
             if part.file.path == self._store.path(part.file.meta.key):
                 self._store.mark_used(part.file)
@@ -173,14 +168,13 @@ class ObjectContext(Context):
                 continue
             try:
                 file = self._store.open(key)
+                if not file.stays_open:
+                    opened.callback(file.close)
+                return file
             except RemoteError as error:
                 self._store.skip_remote(error)
-                continue
             except (StoreError, ObjectError):
                 continue
-            if part.is_served_by(file):
-                return opened.enter_context(file)
-            file.close()
         return None
 
     def recover(self, error: PicError) -> bool:
@@ -226,25 +220,14 @@ class ObjectContext(Context):
         return True
 
 
-def _tables(placed: Sequence[PlacedObject], layout: Layout) -> tuple[FixupTable | None, ...]:
-    """The table of every chunk's object, in prompt order; 0 for tokens that have none, since they are computed."""
-    objects = {part.start: part for part in placed}
-    return tuple(_table(objects.get(start), end - start) for start, end in layout.chunks if start < end)
-
-
-def _table(part: PlacedObject | None, length: int) -> FixupTable | None:
-    if part is None:
-        return np.zeros(length, dtype=np.float16)
-    table = part.file.fixups()
-    return None if table is None else table[part.offset : part.offset + length]
-
-
 def _memory_store(opened: ExitStack) -> Store:
     """A store for this link alone."""
     try:
         return Store(opened.enter_context(memory_directory()))
     except OSError as error:
-        raise UnwritableStoreError(f"{error.filename}: cannot be written ({error.strerror}); free some room") from error
+        raise UnwritableStoreError(
+            f"{error.filename}: cannot be written ({error.strerror}); free some space"
+        ) from error
 
 
 def _require_same(model: Model, file: ObjectFile, chunk: Chunk) -> None:
@@ -265,14 +248,10 @@ def _compile_missing(
         for i, part in missing.items():
             if i not in objects and part.key(model) == compiled.key:
                 with suppress(StoreError):
-                    file = store.peek(compiled.key)
-                    if part.is_served_by(file):
-                        objects[i] = opened.enter_context(file)
-                    else:
-                        file.close()
+                    objects[i] = opened.enter_context(store.peek(compiled.key))
+                    objects[i].touch()
 
-    kinds = sorted({part.options for part in missing.values()}, reverse=True)
-    for options in kinds:  # those with tables first: they serve those who need none
+    for options in dict.fromkeys(part.options for part in missing.values()):
         chunks = [part.chunk for part in missing.values() if part.options == options]
         compile_chunks(model, store, chunks, options, on_done=open_compiled)
     return objects

@@ -97,13 +97,13 @@ def plan_without_objects(policy: Policy, tokens: TokenIds, salt: str = "") -> Li
         InputError: a prompt without tokens.
     """
     if not len(tokens):
-        raise InputError("the prompt has no tokens; there is nothing to answer")
+        raise InputError("the prompt has no tokens; nothing to answer")
     last = len(tokens) - 1
     return LinkPlan(policy, Layout(tokens, (0, last)), (Span(0, last, None),), salt)
 
 
 def _require_fit(match: Match, tokens: TokenIds, end: int) -> None:
     if match.start < end:
-        raise InputError(f"object {match.key[:12]}: at token {match.start}, inside the object before it")
+        raise InputError(f"object {match.key[:12]}: starts at token {match.start}, inside the object before it")
     if not np.array_equal(tokens[match.start : match.end], match.tokens):
-        raise InputError(f"object {match.key[:12]}: its tokens are not those of the prompt at token {match.start}")
+        raise InputError(f"object {match.key[:12]}: its tokens do not match the prompt at token {match.start}")

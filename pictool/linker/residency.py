@@ -43,6 +43,7 @@ from pictool.linker.prefixes import (
     PrefixPiece,
     SavedBlocks,
 )
+from pictool.runtime.graphs.image import new_image, pooled_image_type
 from pictool.runtime.memory.cidra import Move
 from pictool.runtime.memory.image import GROWTH, Image
 from pictool.runtime.memory.pool import (
@@ -189,7 +190,9 @@ class ResidentObjects:
         self._model, self.num_slots = model, max_bytes // slot_bytes(model)
         if self.num_slots <= GROWTH:
             least = (GROWTH + 1) * slot_bytes(model)
-            raise InputError(f"a pool of {max_bytes} bytes holds no prompt of {model.name}; give it {least} or more")
+            raise InputError(
+                f"a pool of {max_bytes} bytes is too small for a prompt of {model.name}; use {least} or more"
+            )
         self.counts, self.keeps_prefixes, self.kept = PoolCounts(), keeps_prefixes, kept
         self._pool: Pool | None = None
         is_needed = memory is not None and event_now(model.stack.device) is not None
@@ -240,7 +243,7 @@ class ResidentObjects:
     def reserve_outside(self, layout: Layout, placed: Sequence[PlacedObject], has_room: bool = True) -> Reservation:
         """An image that is not in the pool; `has_room` says whether it could be."""
         return Reservation(
-            Image(self._model.stack, layout), list(placed), reused=sum(map(_length, placed)), has_room=has_room,
+            new_image(self._model.stack, layout), list(placed), reused=sum(map(_length, placed)), has_room=has_room,
             on_finish=self._finished,
         )  # fmt: skip
 
@@ -278,8 +281,9 @@ class ResidentObjects:
     ) -> list[Reservation]:  # fmt: skip
         self._pool = pool = self._pool or Pool(self._model, self.num_slots, keeps_raw=self.kept is not None)
         self._batches += 1
+        image_type = pooled_image_type(pool.stack)
         images = [
-            PooledImage(
+            image_type(
                 pool, layout, region.start, [(part.start, part.end) for part in placed], region.saved, region.appended,
                 partial(self._grow, region),
             )

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pictool.compiler.chunking import encode_within, make_chunks, read_text, require_own_text, require_text
+from pictool.compiler.chunking import (
+    FOREIGN,
+    encode_within,
+    is_foreign,
+    make_chunks,
+    read_text,
+    require_own_text,
+    require_text,
+)
 from pictool.compiler.compile import object_key
 from pictool.core import Chunk, CompileOptions, GeneratedChunk, Layout, PromptText, RowMask, Separator, Text
 from pictool.errors import ForeignObjectError, InputError, ObjectError, StoreError
@@ -21,6 +29,7 @@ from pictool.runtime.chat.template import separator_between
 from pictool.store.entries import is_key
 from pictool.store.objects.bundles import is_object_list, read_object_list
 from pictool.store.objects.format import ObjectFile
+from pictool.store.opened import opened as open_objects
 from pictool.store.store import Store
 
 if TYPE_CHECKING:
@@ -72,19 +81,16 @@ class Part:
         """Where its object is, or would be."""
         return store.path(self.key(model)) if self.file is None else self.file.path
 
-    def is_served_by(self, file: ObjectFile) -> bool:
-        """Whether an object of this key has all that is needed of it."""
-        return not self.options.probes or file.meta.fixups is not None
-
 
 def separated(model: Model, parts: Sequence[Part], separator: str) -> list[Part]:
     """Parts with what separates them; those that continue the one before them follow it directly."""
-    result: list[Part] = []
+    result, known = list[Part](), dict[str, Part]()
     for part in parts:
-        if result and not (part.chunk.continues or part.is_separator or result[-1].is_separator):
+        if separator and result and not (part.chunk.continues or part.is_separator or result[-1].is_separator):
             text = separator_between(_end_of(model, result[-1], separator), separator)
-            if tokens := model.encode(text):
-                result.append(Part.of(Separator(text, tokens, "separator"), CompileOptions()))
+            if text not in known:
+                known[text] = Part.of(Separator(text, model.encode(text), "separator"), CompileOptions())
+            result += [known[text]] if known[text].chunk.tokens else []
         result.append(part)
     return result
 
@@ -105,26 +111,28 @@ def resolve_documents(model: Model, store: Store, spec: Spec, opened: ExitStack)
     Raises:
         PicError: names the document, and what is wrong with it.
     """
-    parts: list[Part] = []
+    parts, options = list[Part](), spec.objects_for(model)
     named = [document for document in spec.documents if isinstance(document, str | Path)]
     store.prefetch(str(name) for name in named if is_key(str(name)))
     for document in spec.documents:
         if isinstance(document, Chunk):
-            parts.append(Part.of(document, spec.objects_for(model)))
+            parts.append(Part.of(document, options))
         elif isinstance(document, Text):
             chunks = make_chunks(model, document.text, document.source, spec.chunk_tokens)
-            parts.extend(Part(chunk, spec.objects_for(model)) for chunk in chunks)
+            parts.extend(Part(chunk, options) for chunk in chunks)
             turns.checkpoint()
         elif Path(document).suffix == ".kvo":
             parts.extend(_object_parts(model, store, Path(document), opened))
         elif exists(document):
             chunks = make_chunks(model, read_text(Path(document)), str(document), spec.chunk_tokens)
-            parts.extend(Part(chunk, spec.objects_for(model)) for chunk in chunks)
+            parts.extend(Part(chunk, options) for chunk in chunks)
         else:
             parts.extend(_object_parts(model, store, store.path(find_key(model, store, str(document))), opened))
     if spec.policy.needs.runs_model:  # it reads the texts
         for file in (part.file for part in parts if part.file is not None):
             require_own_text(model, file)
+    if any(is_foreign(model, part.chunk.tokens) for part in parts):
+        model.on_note(FOREIGN)
     return parts
 
 
@@ -144,19 +152,21 @@ def resolve_plan(model: Model, store: Store, plan: LinkPlan, opened: ExitStack) 
         file = opened.enter_context(store.peek(span.key))
         tokens = _own_tokens(model, file, f"object {span.key[:12]}")
         if tokens[span.part] != ids:
-            raise ForeignObjectError(f"object {span.key[:12]}: its tokens are not those of the prompt at {span.start}")
+            raise ForeignObjectError(f"object {span.key[:12]}: its tokens do not match the prompt at {span.start}")
         if text:
             require_own_text(model, file)
         chunk = Chunk(file.text() if text and len(tokens) == len(ids) else text, ids, f"object {span.key[:12]}")
-        parts.append(
-            Part(chunk, CompileOptions(file.meta.sinks, file.meta.codec, cut=file.meta.cut), file, span.offset)
-        )
+        parts.append(Part(chunk, file.meta.options, file, span.offset))
     return parts
 
 
 def head_chunk(model: Model, head: PromptText) -> Chunk:
-    """A prompt's head, perhaps without tokens."""
-    return Chunk(model.encoder.whole(head), encode_within(model, head, "the head"), "head")
+    """A prompt's head, perhaps without tokens; the same one for the same text."""
+    tokens = encode_within(model, head, "the head")
+    kept: Chunk = model.encoder.kept.get(
+        (model.salt, "head", head), 1 + len(head), lambda: Chunk(model.encoder.whole(head), tokens, "head")
+    )
+    return kept
 
 
 def find_key(model: Model, store: Store, name: str) -> str:
@@ -177,18 +187,19 @@ def no_such_file(name: str) -> InputError:
 
 
 def _object_parts(model: Model, store: Store, path: Path, opened: ExitStack) -> list[Part]:
-    if is_object_list(path):
+    known = open_objects.find(str(path))
+    if known is None and is_object_list(path):
         return [
             replace(part, chunk=replace(part.chunk, continues=member.continues))
             for member in read_object_list(path)
             for part in _object_parts(model, store, member.path, opened)
         ]
-    file = opened.enter_context(ObjectFile(path))
+    file = opened.enter_context(known or open_objects.keep(str(path), ObjectFile(path)))
     if store.requires_signed and not store.admits(file):
-        raise ObjectError(f"{path}: no trusted key has signed it (--require-signed); sign it, or compile its text")
+        raise ObjectError(f"{path}: not signed by a trusted key (--require-signed); sign it, or compile its text")
     tokens, meta = _own_tokens(model, file, str(path)), file.meta
     require_text(model, file.tokens(), str(path))
-    return [Part(Chunk(file.text(), tokens, str(path)), CompileOptions(meta.sinks, meta.codec, cut=meta.cut), file)]
+    return [Part(Chunk(file.text(), tokens, str(path)), meta.options, file)]
 
 
 def _own_tokens(model: Model, file: ObjectFile, path: str) -> tuple[int, ...]:
@@ -197,20 +208,22 @@ def _own_tokens(model: Model, file: ObjectFile, path: str) -> tuple[int, ...]:
     meta.require(model.target, path)
     if meta.num_tokens > model.max_positions:
         raise InputError(
-            f"{path}: {meta.num_tokens} tokens, but the model takes {model.max_positions} positions; cut the text with "
+            f"{path}: {meta.num_tokens} tokens, but the model has {model.max_positions} positions; cut the text with "
             "--chunk-tokens"
         )
     tokens = tuple(int(token) for token in file.tokens())
     if meta.parent is not None:
-        raise InputError(f"{path}: is a block of a prefix chain, of use only after its own; name a document")
-    meta.require_dummy(model.bos_id, path)
-    if meta.key != model.key(tokens, meta.sinks, meta.codec, meta.cut):
+        raise InputError(f"{path}: is a block of a prefix chain, usable only within its chain; link a document")
+    meta.require_known_context(path)
+    if meta.key != meta.key_of(tokens, model.salt):
         raise ForeignObjectError(
-            f"{path}: its key {meta.key[:12]} is not that of its tokens and this salt; compile it again, or "
-            "link with the salt that it was compiled with"
+            f"{path}: its key {meta.key[:12]} does not match its tokens and this salt; compile it again, or "
+            "link with the salt it was compiled with"
         )
     if not max(tokens) < model.config.vocab_size:
-        raise ObjectError(f"{path}: has the token {max(tokens)}, which the model does not know; compile the text again")
+        raise ObjectError(
+            f"{path}: contains the token {max(tokens)}, which the model does not have; compile the text again"
+        )
     return tokens
 
 
@@ -236,7 +249,8 @@ class PromptParts:
         if self.required is not None:
             required |= self.required
         for index in indices:
-            parts[index] = replace(parts[index], has_object=False)
+            if parts[index].has_object:
+                parts[index] = replace(parts[index], has_object=False)
             start, end = (self.layout.head, *self.layout.chunks)[index]
             required[start:end] = True
         return replace(self, parts=tuple(parts), required=required)
@@ -259,9 +273,9 @@ def lay_out_spec(model: Model, store: Store, spec: Spec, opened: ExitStack) -> P
     parts, tokens = (head, *documents), encode_within(model, tail, "the query")
     if not tokens:
         raise InputError(
-            f"the query and its template have no tokens under the tokenizer of {model.name}; there is nothing to answer"
+            f"the query and its template have no tokens under the tokenizer of {model.name}; nothing to answer"
         )
-    layout = Layout.of(head.chunk.tokens, [part.chunk.tokens for part in documents], tokens)
+    layout = Layout.of(head.chunk.ids, [part.chunk.ids for part in documents], tokens)
     require_room(model, layout.num_tokens)
     laid_out = PromptParts(layout, (frame.head, *(part.chunk.text for part in documents), tail), parts)
     if spec.policy.needs.chain_block:  # a chain says itself what it has
@@ -283,6 +297,6 @@ def require_room(model: Model, num_tokens: int) -> None:
     """Refuse a prompt that is longer than the model's positions. Raises InputError."""
     if num_tokens > model.max_positions:
         raise InputError(
-            f"the prompt has {num_tokens} tokens, but {model.name} takes {model.max_positions} positions; "
+            f"the prompt has {num_tokens} tokens, but {model.name} has {model.max_positions} positions; "
             "link fewer or shorter documents"
         )

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.compiler.compile import CODEC, head_codec
-from pictool.compiler.sensitivity import PROBES
-from pictool.core import Chunk, CompileOptions, Message, PromptText, Sampling, Text
+from pictool.compiler.contexts import PREVIOUS
+from pictool.core import Chunk, CompileOptions, Contexts, Message, PromptText, Sampling, Text
 from pictool.errors import InputError
 from pictool.linker.grid import named_policy
 from pictool.linker.policies import DEFAULT, make_policy, object_kinds
@@ -32,22 +32,22 @@ class Spec:
     Fields:
         query: the question; with `messages`, unused.
         documents: text files, object files (.kvo), keys, chunks, or texts in memory (`Text`), in prompt order.
-        policy: which rows are recomputed; a specification as `legolink-16` is made one (`make_policy`).
+        policy: which rows to recompute: a policy, or a specification such as `legolink-16`.
         head: the system message, or the text before the documents of a model without a chat template.
-        query_template: how the query follows the documents; `{query}` stands for it.
+        query_template: the text after the documents; `{query}` stands for the query.
         max_new_tokens, sampling: of the answer.
-        sinks: dummy tokens of documents that are compiled for this request; None: as the policy needs.
-        chunk_tokens: text files are cut into chunks of at most so many tokens.
-        codec: how the KV of documents that are compiled is kept. The head's is always kept without loss.
-        messages: a chat in place of a query; the documents come before the text of its last user message.
-        is_raw: head and query are the prompt's texts as the caller's own template wrote them: markers in them are
-            control tokens, and BOS comes before them if the tokenizer puts it before texts.
-        written: head and tail as a template wrote them, in place of head and query.
-        separator: the text between documents and before the query, less what is there already; None: the model's
-            (`Model.separator`). An empty one joins them directly, as does a raw prompt that names none.
-        plan: a prompt whose token ids and objects are laid out already, in place of a query and documents; its policy
+        chunk_tokens: cut text files into chunks of at most this many tokens.
+        codec: how to store the KV of documents that are compiled. The head's is always stored losslessly.
+        messages: a chat instead of a query; the documents come before the text of its last user message.
+        is_raw: head and query are the prompt's texts, written by your own template: markers in them are
+            control tokens, and BOS comes first if the tokenizer adds it to texts.
+        written: head and tail as a template wrote them, instead of head and query.
+        separator: the text between documents and before the query, except what is already there; None: the model's
+            (`Model.separator`). An empty one joins them directly, as does a raw prompt without one.
+        plan: a prompt whose token ids and objects are already laid out, instead of a query and documents; its policy
             is the spec's.
-        is_fresh: it reuses nothing that earlier prompts computed, and no later one reuses what it does.
+        is_fresh: reuse nothing that earlier prompts computed, and leave nothing for later ones.
+        after: the context of documents that are compiled for this request (`compiler/contexts.py`).
     """
 
     query: str = ""
@@ -57,7 +57,6 @@ class Spec:
     query_template: str | None = None
     max_new_tokens: int = MAX_NEW_TOKENS
     sampling: Sampling = Sampling()
-    sinks: int | None = None
     chunk_tokens: int | None = None
     codec: str = CODEC
     messages: tuple[Message, ...] = ()
@@ -66,13 +65,14 @@ class Spec:
     plan: LinkPlan | None = None
     separator: str | None = None
     is_fresh: bool = False
+    after: str | Contexts = PREVIOUS
 
     def __post_init__(self) -> None:
         if isinstance(self.documents, str | Path | Chunk | Text):  # one document, not its letters
             object.__setattr__(self, "documents", (self.documents,))
         if isinstance(self.policy, str):
             object.__setattr__(self, "policy", named_policy(self.policy))
-        for name in ("max_new_tokens", "sinks", "chunk_tokens"):
+        for name in ("max_new_tokens", "chunk_tokens"):
             try:
                 if (value := getattr(self, name)) is not None:
                     object.__setattr__(self, name, whole(value))
@@ -119,8 +119,8 @@ class Spec:
     @property
     def objects(self) -> CompileOptions:
         """How its documents are compiled, where the store lacks them."""
-        (kind,) = object_kinds([self.policy], self.codec, PROBES) or [CompileOptions(codec=self.codec)]
-        return kind if self.sinks is None else replace(kind, sinks=self.sinks)
+        (kind,) = object_kinds([self.policy], self.codec, after=self.after) or [CompileOptions(self.codec)]
+        return kind
 
     def objects_for(self, model: Model) -> CompileOptions:
         """`objects`; of a hybrid with the policy's cut."""

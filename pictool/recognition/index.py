@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pictool.core import Identity, Target, TokenIds
+from pictool.core import Contexts, Identity, Target, TokenIds
 from pictool.errors import ForeignObjectError, PicError, StoreError, UnreadableObjectError
 from pictool.recognition.matches import Decode, Match, find_run
 from pictool.recognition.search import HashedTokens, SearchTable, TokenRun, choose_runs
@@ -33,12 +33,13 @@ class _Document:
 
     tokens: TokenIds
     digest: bytes
-    unsalted: dict[str, str] = field(default_factory=dict)  # the key without a salt, by codec
+    unsalted: dict[tuple[str, Contexts], str] = field(default_factory=dict)  # the key without a salt, by codec and
+    # what came before
     keys: set[str] = field(default_factory=set)
 
 
 class _Listing:
-    """The documents that were compiled with one number of sinks, and the table by which they are found. Immutable."""
+    """The documents, and the table by which they are found. Immutable."""
 
     def __init__(self, documents: Sequence[_Document] = (), table: SearchTable | None = None) -> None:
         self.documents, self.table = documents, table or SearchTable.of([])
@@ -56,8 +57,7 @@ class _Object:
     """What the index takes from an object's file."""
 
     tokens: TokenIds
-    sinks: int
-    codec: str
+    kind: tuple[str, Contexts]
     unsalted: str
 
 
@@ -75,33 +75,30 @@ class ContentIndex:
         target: what objects must be made for.
         min_tokens: the shortest match that is recognised.
         decode: of the target's tokenizer.
-        bos: the model's own dummy token; objects that were compiled after others are not recognised.
         cut: of a hybrid, that of the objects which are recognised.
     """
 
     def __init__(
-        self, store: Store, target: Target, min_tokens: int, decode: Decode, bos: int | None = None,
+        self, store: Store, target: Target, min_tokens: int, decode: Decode,
         cut: int | None = None,
     ) -> None:  # fmt: skip
         self._store, self._target, self._min_tokens = store, target, min_tokens
-        self._decode, self._bos, self._cut = decode, bos, cut
+        self._decode, self._cut = decode, cut
         self._refreshing, self._changing = threading.Lock(), threading.Lock()
-        self._listings: dict[int, _Listing] = {}  # by sinks
+        self._listing = _Listing()
         self._known: dict[str, _Document | None] = {}  # None: in the store, but of no use here
         self._unsound: dict[str, _Unsound] = {}
         self.version = 0  # another one once the documents have changed
 
-    def find(self, tokens: TokenIds, sinks: int, salt: str = "", codec: str | None = None) -> list[Match]:
-        """The documents of this salt and `sinks` that are in a prompt, in its order, without overlaps.
+    def find(self, tokens: TokenIds, salt: str = "", codec: str | None = None) -> list[Match]:
+        """The documents of this salt that are in a prompt, in its order, without overlaps.
 
         Longer documents are chosen before shorter ones.
 
         Args:
             codec: that of the objects; None: any, of several of a document a lossless one.
         """
-        listing = self._listings.get(sinks)
-        if listing is None:
-            return []
+        listing = self._listing
         candidates = listing.table.candidates(HashedTokens(tokens))
         is_own = np.zeros(len(listing.documents), dtype=bool)
         is_own[candidates.which] = True
@@ -115,9 +112,9 @@ class ContentIndex:
         runs = choose_runs(candidates.of(is_own[candidates.which]), len(tokens), place)
         return [Match.of(str(keys[run.which]), listing.documents[run.which].tokens, run) for run in runs]
 
-    def documents_of(self, sinks: int, salt: str = "") -> dict[str, TokenIds]:
-        """The documents of this salt and `sinks`, by key."""
-        listing = self._listings.get(sinks, _Listing())
+    def documents_of(self, salt: str = "") -> dict[str, TokenIds]:
+        """The documents of this salt, by key."""
+        listing = self._listing
         keys = [self._key_of(document, salt, None) for document in listing.documents]
         return {key: each.tokens for key, each in zip(keys, listing.documents, strict=True) if key is not None}
 
@@ -147,15 +144,16 @@ class ContentIndex:
                 self._update(known - present, read)
                 self.version += bool(known - present or read)
         if problems:
-            raise StoreError(f"{'; '.join(problems)}; what is there is not recognised until it can be read")
+            raise StoreError(f"{'; '.join(problems)}; its documents are not recognised until it can be read")
 
     def _key_of(self, document: _Document, salt: str, codec: str | None) -> str | None:
-        """The key under which a tenant has a document in a codec; None if it has not. Lossless ones are preferred."""
-        names = sorted(document.unsalted, key=lambda name: (not codecs()[name].is_lossless, name))
-        for name in names if codec is None else [codec]:
-            if name not in document.unsalted:
-                continue
-            key = Identity.of(document.unsalted[name], salt).key
+        """The key under which a tenant has a document in a codec; None if it has not.
+
+        Preferred are those that were computed after most, and of these lossless ones.
+        """
+        kinds = [kind for kind in document.unsalted if codec in (None, kind[0])]
+        for kind in sorted(kinds, key=lambda kind: (-sum(map(len, kind[1])), not codecs()[kind[0]].is_lossless, kind)):
+            key = Identity.of(document.unsalted[kind], salt).key
             if key in document.keys:
                 return key
         return None
@@ -205,39 +203,36 @@ class ContentIndex:
     def _read_file(self, file: ObjectFile, key: str, checks_all: bool) -> _Object | None:
         meta = file.meta
         meta.require(self._target, key[:12])
-        meta.require_dummy(self._bos, key[:12])
+        meta.require_known_context(key[:12])
         if meta.parent is not None or meta.num_tokens < self._min_tokens or meta.cut != self._cut:
             return None
         if checks_all:
             file.verify()
         tokens = file.tokens()
-        return _Object(tokens, meta.sinks, meta.codec, meta.key_of(tokens))
+        return _Object(tokens, (meta.codec, meta.after), meta.key_of(tokens))
 
     def _update(self, gone: Iterable[str], read: Mapping[str, _Object | _Unsound | None]) -> None:
         """Take over what was read; the search tables are made again once for all of it."""
         for key in gone:
             self._drop(key)
             self._unsound.pop(key, None)
-        new: dict[int, dict[bytes, _Document]] = {}
+        new: dict[bytes, _Document] = {}
         for key, found in read.items():
             self._unsound.pop(key, None)
             if isinstance(found, _Unsound):
                 self._unsound[key] = found
             else:
                 self._known[key] = None if found is None else self._document_of(key, found, new)
-        for sinks in self._listings.keys() | new.keys():
-            listing, documents = self._listings.get(sinks, _Listing()), [*new.get(sinks, {}).values()]
-            if documents or not all(document.keys for document in listing.documents):
-                self._listings[sinks] = listing.changed(documents)
+        if new or not all(document.keys for document in self._listing.documents):
+            self._listing = self._listing.changed([*new.values()])
 
-    def _document_of(self, key: str, found: _Object, new: dict[int, dict[bytes, _Document]]) -> _Document:
+    def _document_of(self, key: str, found: _Object, new: dict[bytes, _Document]) -> _Document:
         """The document of an object's tokens, which may be a new one, with the object as one of its own."""
-        listing, digest = self._listings.get(found.sinks), hashlib.sha256(found.tokens.tobytes()).digest()
-        document = None if listing is None else listing.by_digest.get(digest)
+        digest = hashlib.sha256(found.tokens.tobytes()).digest()
+        document = self._listing.by_digest.get(digest)
         if document is None:
-            document = _Document(found.tokens, digest)
-            document = new.setdefault(found.sinks, {}).setdefault(digest, document)
-        document.unsalted[found.codec] = found.unsalted
+            document = new.setdefault(digest, _Document(found.tokens, digest))
+        document.unsalted[found.kind] = found.unsalted
         document.keys.add(key)
         return document
 
@@ -294,7 +289,7 @@ class IndexThread:
             if not self._has_read.is_set():
                 self._has_read.set()
                 if self._is_late:
-                    self._warn("the index of stored documents: all of the store has been read")
+                    self._warn("the index of stored documents: the whole store has been read")
             pause_s = min(_LEAST_PAUSE_S, self._interval_s)
             if not self._closing.wait(pause_s):
                 self._wakes.wait(self._interval_s - pause_s)

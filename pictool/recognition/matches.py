@@ -139,7 +139,7 @@ class _Places:
         where = f"after token {low}" if entry.start is None else f"at token {entry.start}"
         raise InputError(
             f"object {entry.key[:12]}: its {len(entry.tokens)} tokens are not in the prompt {where}; the prompt must "
-            "have the document's text, whole"
+            "contain the document's whole text"
         )
 
     def _in_order(self, entry: NamedObject, low: int) -> list[int]:

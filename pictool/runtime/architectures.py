@@ -214,14 +214,14 @@ IN_VLLM = (
 WRAPPERS = ("gemma3", "mistral3", "llama4", "qwen3_vl", "qwen3_vl_moe", "kimi_k25", "qwen3_5", "qwen3_5_moe")
 
 _NORM_AFTER_ROPE = "it normalises keys after their rotation, so an un-rotated key cannot be kept"
-_INDEXER = "its sparse attention keeps the keys of an indexer beside the latents, rotated another way"
-_LINEAR = "its layers of linear attention keep a state of a kind that is not tested"
-_SHARED_KV = "layers share the KV of others, and every layer has embeddings of its own"
-_GEMMA_4 = "its layers differ in their heads; in small sizes they share KV and have embeddings of their own"
+_INDEXER = "its sparse attention keeps the keys of an indexer beside the latents, rotated differently"
+_LINEAR = "its linear attention layers keep a kind of state that is not tested"
+_SHARED_KV = "layers share the KV of others, and every layer has its own embeddings"
+_GEMMA_4 = "its layers differ in their heads; in small sizes they share KV and have their own embeddings"
 
 # By model type: why a family that people ask for is refused.
 REFUSED: Mapping[str, str] = {
-    "stablelm": "its layers in transformers pass no arguments on to their attention function",
+    "stablelm": "its layers in transformers do not pass arguments on to their attention function",
     "hunyuan_v1_dense": _NORM_AFTER_ROPE,
     "hunyuan_v1_moe": _NORM_AFTER_ROPE,
     "deepseek_v32": _INDEXER,

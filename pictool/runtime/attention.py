@@ -11,7 +11,8 @@ rows; here the mask is by position. Memory stays O(rows + keys):
   with a mask of its own.
 - Where oneDNN's products are the fastest (`products`), blocks are smaller, and a KV head's scores are one product.
 
-The rows may also be a pack: whole sequences, one after the other, each of which attends to itself alone.
+The rows may also be a pack: whole sequences, one after the other, each of which attends to itself alone. Or they are
+static (`StaticRows`): only the device knows their positions, so that the layer can be a graph (`graphs/`).
 """
 
 from __future__ import annotations
@@ -66,10 +67,7 @@ class Rows:
     @classmethod
     def of(cls, positions: Tensor) -> Rows:
         """Group ascending positions (on the CPU) into runs; they move to the device with `to`."""
-        at = positions.numpy()
-        first = np.flatnonzero(np.diff(at, prepend=-2) != 1)
-        lengths = np.diff(first, append=len(at))
-        return cls(positions, np.stack([first, at[first], at[first] + lengths], 1))
+        return cls(positions, runs_of(positions.numpy()))
 
     @classmethod
     def one(cls, positions: Tensor, start: int, end: int) -> Rows:
@@ -93,6 +91,24 @@ class Rows:
         return Rows(self.positions.to(device), self.bounds)
 
 
+class DeviceRows(Rows):
+    """Rows whose positions only the device knows; who asks for their runs waits for it."""
+
+    def __init__(self, positions: Tensor) -> None:
+        object.__setattr__(self, "positions", positions)
+
+    @cached_property
+    def bounds(self) -> Bounds:  # type: ignore[override]
+        return Rows.of(self.positions.cpu()).bounds
+
+
+def runs_of(positions: NDArray[np.int64]) -> Bounds:
+    """The bounds of the runs of ascending positions."""
+    first = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
+    lengths = np.diff(first, append=len(positions))
+    return np.stack([first, positions[first], positions[first] + lengths], 1)
+
+
 def bounds_of(*runs: Run) -> Bounds:
     """The bounds of runs."""
     return np.array(runs, dtype=np.int64).reshape(-1, 3)
@@ -108,13 +124,72 @@ class Pack:
     lengths: tuple[int, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class StaticRows:
+    """Rows of one sequence in tensors that stay, over a buffer of keys that may be longer than the prompt.
+
+    Fields:
+        positions: int64 [rows], on the device; the host does not know them.
+        num_keys: of the buffer.
+        masks: by window and chunk, additive [rows, num_keys]; those that a layer needs are added when it first runs.
+        kernel: attention [batch, rows, heads, value_dim] of rotated queries without a mask; None: there is none here.
+    """
+
+    positions: Tensor
+    num_keys: int
+    masks: dict[tuple[int | None, int | None], Tensor]
+    kernel: RowsKernel | None = None
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        """Attention [batch, rows, heads, value_dim] of the last rows, as many as there are queries."""
+        rows = query.shape[2]
+        if self.kernel is not None:
+            return self.kernel(query, key, value, self.positions[-rows:], scoring)
+        mask = self._mask(query, scoring)[-rows:]
+        if scoring.is_explicit:
+            return _explicit(query, key, value, mask, scoring).transpose(1, 2).contiguous()
+        batch, num_heads, _, dim = query.shape
+        if rows == 1:  # the query heads of a KV head read its keys together
+            query = query.reshape(batch, key.shape[1], -1, dim)
+            out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scoring.scaling)
+            return out.reshape(batch, 1, num_heads, -1)
+        query, by_group, values = _by_group(query, key, value)
+        out = scaled_dot_product_attention(query, by_group, values, attn_mask=mask, scale=scoring.scaling)
+        # [batch · group, kv_heads, rows, …] → [batch, rows, heads, …], at once
+        out = out.view(batch, -1, key.shape[1], rows, out.shape[-1]).permute(0, 3, 2, 1, 4)
+        return out.reshape(batch, rows, num_heads, -1)
+
+    def write_masks(self) -> None:
+        """Have the masks be those of the positions."""
+        for (window, chunk), mask in self.masks.items():
+            position, index = self.positions[:, None], torch.arange(self.num_keys, device=mask.device)
+            hidden = index > position
+            if window:
+                hidden |= index <= position - window
+            if chunk:
+                hidden |= index < position - position % chunk
+            mask.zero_().masked_fill_(hidden, float("-inf"))
+
+    def _mask(self, like: Tensor, scoring: Scoring) -> Tensor:
+        kind = scoring.window, scoring.chunk
+        if kind not in self.masks:
+            with torch.inference_mode(False):  # it outlives this layer
+                size = len(self.positions), self.num_keys
+                self.masks[kind] = torch.zeros(size, dtype=like.dtype, device=like.device)
+            self.write_masks()
+        return self.masks[kind]
+
+
+Runs = tuple[Run, ...] | Bounds | Pack | StaticRows
+
+
 @dataclass(frozen=True)
 class Pass:
     """What the attention function must know of one pass over one layer."""
 
     rope: Rope
     table: RotaryTable | None  # of the rows; None if queries are rotated already
-    runs: tuple[Run, ...] | Bounds | Pack
+    runs: Runs
     on_scores: Callable[[Tensor], None] | None = None  # called with the scores, float32 [batch, heads, rows, n]
     chunk: int | None = None  # chunked attention (Llama 4): a row sees none before the last multiple of it
 
@@ -147,6 +222,10 @@ class Scoring:
         return max(0, position - self.window + 1) if self.window else 0
 
 
+# (query, key, value, positions, scoring) → [batch, rows, heads, value_dim]
+RowsKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Scoring], Tensor]
+
+
 def attend(
     module: Any,
     query: Tensor,
@@ -168,6 +247,9 @@ def attend(
     """
     query = query if pic.table is None else pic.rope.rotate_query(query, pic.table)
     scoring = Scoring(scaling, sliding_window, softcap, s_aux, pic.chunk)
+    if isinstance(pic.runs, StaticRows):
+        assert pic.on_scores is None
+        return pic.runs.attend(query, key, value, scoring), None
     if isinstance(pic.runs, Pack):
         assert pic.on_scores is None
         out = _each_sequence(query, key, value, pic.runs, scoring)

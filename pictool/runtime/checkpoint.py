@@ -35,6 +35,7 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin")
 _MAX_FILE_BYTES = 256 << 20  # of what is no weights: the largest tokenizers have some 40 MB
 _MAX_HEADER_BYTES = 32 << 20  # of a weight file: 100,000 tensors have 15 MB
 _MAX_LAYERS = 1000
+_MOST_IN_BYTE = 8  # weights of a GGUF file: no quantization has less than a bit for one
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,6})\.")
 COPY = "copy the model again"
 
@@ -92,8 +93,15 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be read as JSON ({str(error)[:80]}); {COPY}") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{path}: is no JSON object; {COPY}")
+        raise ModelError(f"{path}: is not a JSON object; {COPY}")
     return content
+
+
+def source_of(directory: Path) -> dict[str, Any]:
+    """What `from_pretrained` reads a model from: a directory, or the GGUF file that has all of it."""
+    if directory.is_file():
+        return {"pretrained_model_name_or_path": directory.parent, "gguf_file": str(directory)}
+    return {"pretrained_model_name_or_path": directory}
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -105,15 +113,15 @@ def weight_files(directory: Path) -> list[Path]:
     Raises:
         ModelError: a damaged index or config.json, a file outside the directory or missing, or an adapter.
     """
+    if directory.is_file():
+        return [directory]
     if (directory / "adapter_config.json").exists():
-        raise ModelError(f"{directory}: holds an adapter, which changes the model; merge it into the weights first")
+        raise ModelError(f"{directory}: contains an adapter, which changes the model; merge it into the weights first")
     explicit = read_json(directory / "config.json").get("transformers_weights")
     names = _WEIGHTS if explicit is None else (str(explicit),)
     name = next((name for name in names if (directory / name).is_file()), None)
     if name is None:
-        raise ModelError(
-            f"{directory}: holds no weights (*.safetensors or *.bin, of these names: {', '.join(names)}); {COPY}"
-        )
+        raise ModelError(f"{directory}: contains no weights (*.safetensors or *.bin, named {', '.join(names)}); {COPY}")
     if not name.endswith(".index.json"):
         return [_within(directory, name)]
     listed = read_json(directory / name).get("weight_map")
@@ -125,7 +133,7 @@ def weight_files(directory: Path) -> list[Path]:
 def _within(directory: Path, name: str) -> Path:
     path = directory / name
     if Path(name).name != name or not path.is_file():
-        raise ModelError(f"{directory}: its index names {shown(name)}, which is no file of weights beside it; {COPY}")
+        raise ModelError(f"{directory}: its index names {shown(name)}, which is not a weights file beside it; {COPY}")
     return path
 
 
@@ -146,7 +154,7 @@ def read_header(path: Path) -> tuple[int, dict[str, Any], dict[str, str]]:
             if length > size - 8:
                 raise ModelError(f"{path}: not a safetensors file, or truncated; {COPY}")
             if length > _MAX_HEADER_BYTES:
-                raise ModelError(f"{path}: its header has {length >> 20} MiB, which no model needs; {COPY}")
+                raise ModelError(f"{path}: its header has {length >> 20} MiB, more than any model needs; {COPY}")
             with safe_open(path, "numpy"):
                 header: dict[str, Any] = json.loads(file.read(length))
     except ModelError:
@@ -187,6 +195,8 @@ def require_weights(directory: Path, config: PretrainedConfig, name: str) -> int
         ModelError: names the missing layer, or both numbers of weights.
     """
     shapes, num_layers = dict[str, Shape](), text_config(config).num_hidden_layers
+    if directory.is_file():
+        return _require_room(directory, config, num_layers, name)
     for path in weight_files(directory):
         shapes |= tensor_shapes(path)
     there = {int(match[1]) for tensor in shapes if (match := _LAYER.search(tensor))}
@@ -201,10 +211,17 @@ def require_weights(directory: Path, config: PretrainedConfig, name: str) -> int
     is_packed = method_of(config) is not None  # several weights in one number
     if expected > held and not is_packed:
         raise ModelError(
-            f"{name}: the weights hold {held} numbers, but config.json describes {expected}: some are missing or have "
-            f"another shape; {COPY}"
+            f"{name}: the weights have {held} numbers, but config.json describes {expected}: some are missing or have "
+            f"a different shape; {COPY}"
         )
     return expected
+
+
+def _require_room(path: Path, config: PretrainedConfig, num_layers: int, name: str) -> int:
+    """Refuse a GGUF file that describes more weights than can be in its bytes. Returns how many. Raises ModelError."""
+    if num_layers > _MAX_LAYERS or num_weights(config) > path.stat().st_size * _MOST_IN_BYTE:
+        raise ModelError(f"{name}: describes more weights than the file holds; {COPY}")
+    return num_weights(config)
 
 
 def reason(error: BaseException) -> str:
@@ -287,7 +304,7 @@ def plain_module(loaded: Any, config: PretrainedConfig, dtype: torch.dtype) -> A
     needed = plain.state_dict()
     wrong = [name for name in needed if name not in weights or weights[name].shape != needed[name].shape]
     if wrong:
-        raise ModelError(f"{len(wrong)} weights cannot be dequantized, as {wrong[0]}; use the model in bfloat16")
+        raise ModelError(f"{len(wrong)} weights cannot be dequantized, such as {wrong[0]}; use the model in bfloat16")
     plain.load_state_dict({name: _dequantized(weights[name]).to(dtype) for name in needed}, assign=True)
     buffers = dict(loaded.named_buffers())
     for name, buffer in list(plain.named_buffers()):

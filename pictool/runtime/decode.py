@@ -39,12 +39,14 @@ _KEPT_TOKENS = 32  # of an answer, at least, that are decoded again with the nex
 class Generated:
     """An answer: its text and the ids of all generated tokens, an end token included.
 
-    `logprobs` are theirs under the model's own distribution (temperature 1), in nats.
+    `logprobs` are theirs under the model's own distribution (temperature 1), in nats. `is_complete`: it ended with an
+    end token or at a stop string, and was not cut.
     """
 
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    is_complete: bool = True
 
 
 class _Chooser:
@@ -264,9 +266,9 @@ def forced_logits(image: Image, tokens: Sequence[int]) -> Iterator[Tensor]:
 
 def generated_of(steps: Sequence[Step]) -> Generated:
     """The whole of an answer's steps."""
-    *tokens, _ = steps
-    text = "".join(step.text for step in steps)
-    return Generated(text, tuple(step.token for step in tokens), tuple(step.logprob for step in tokens))
+    *tokens, last = steps
+    text, logprobs = "".join(step.text for step in steps), tuple(step.logprob for step in tokens)
+    return Generated(text, tuple(step.token for step in tokens), logprobs, last.is_complete)
 
 
 def _tokens(model: Model, image: Image, max_new_tokens: int, choose: _Chooser) -> Iterator[tuple[int, Tensor]]:
@@ -299,5 +301,5 @@ def _require_same_rope(model: Model, image: Image, max_new_tokens: int) -> None:
     if switch is not None and image.num_tokens <= switch < end - 1:
         raise InputError(
             f"the prompt ({image.num_tokens} tokens) and {max_new_tokens} new tokens cross {switch}, where the model's "
-            f"RoPE changes every key; use --max-new-tokens {max(1, switch - image.num_tokens)} at most"
+            f"RoPE changes every key; use at most --max-new-tokens {max(1, switch - image.num_tokens)}"
         )

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.core import PromptText
 from pictool.errors import InputError
+from pictool.lru import Lru
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 Span = tuple[int, int]  # characters [start, end)
+_KEPT = 4 << 20  # characters of texts whose tokens are kept: some 50 MB of English, and at worst 40 bytes a character
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 _LETTERS = str.maketrans("0123456789abcdef", "ghijklmnopqrstuv")  # normalizers leave small letters as they are
 
@@ -34,18 +36,20 @@ class Encoder:
 
     Attributes:
         tokenizer: what it was made of.
+        kept: what was made of texts: by the text, how it was read, and the tenant's salt.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.kept = tokenizer, Lru(_KEPT)
 
-    def encode(self, text: str | PromptText) -> list[int]:
-        """The token ids of a text.
+    def encode(self, text: str | PromptText, salt: str = "") -> tuple[int, ...]:
+        """The token ids of a text; a text that was read before, with the same salt, is not tokenized again.
 
         Raises:
             InputError: the text has a marker that cannot be told from a control token.
         """
-        return self._encoded(text, False)[0]
+        kept: tuple[int, ...] = self.kept.get((salt, text), 1 + len(text), lambda: tuple(self._encoded(text, False)[0]))
+        return kept
 
     def encode_with_offsets(self, text: str | PromptText) -> tuple[list[int], list[Span]]:
         """The same, with the characters of each token, as the tokenizer tells them. Raises as `encode` does."""
@@ -125,7 +129,7 @@ class Encoder:
         """A text, of whose markers those at `own` are control tokens, and all others text."""
         if getattr(self.tokenizer, "backend_tokenizer", None) is None:
             if own or has_offsets:
-                raise InputError("has markers in what a user wrote; this needs a fast tokenizer (tokenizer.json)")
+                raise InputError("the user's text contains markers; use a model with a fast tokenizer (tokenizer.json)")
             return list(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)), []
         backend, names = self._renamed
         parts, borders, at = list[str](), [(0, 0)], 0  # borders: a character of the renamed text, and of this one
@@ -165,7 +169,9 @@ class Encoder:
         ids, offsets = self._separated(text, own, has_offsets)
         if self._num_control(ids) != self._num_own(text, own):
             name = next((text[start:end] for start, end in self.markers(text)), "of a special token")
-            raise InputError(f"the text has the marker {name}, which this tokenizer cannot read as text; take it out")
+            raise InputError(
+                f"the text contains the marker {name}, which this tokenizer cannot read as text; remove it"
+            )
         return ids, offsets
 
     def _own(self, text: PromptText) -> list[Span]:

@@ -16,17 +16,16 @@ import hashlib
 import json
 import os
 import re
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
 from pictool.errors import ChangedModelError, ModelError
-from pictool.reading import open_regular, read_file
+from pictool.reading import FileState, open_regular, read_file
 from pictool.runtime.architectures import decoder_of, rotary_of, text_config
 from pictool.runtime.checkpoint import COPY, read_header, weight_files
 from pictool.runtime.memory.user_cache import cache_dir, write_cache_file
@@ -45,7 +44,6 @@ _IRRELEVANT = {
 
 _HASH = re.compile("[0-9a-f]{64}")
 _MAX_KEPT_BYTES = 64 << 20  # 100,000 tensors have 15 MB
-_COARSE_NS = 2 * 10**9  # the coarsest times of a file system (FAT): a second change within them may not show
 _HOMES_OF_LAYERS = ("torch", "transformers", "pictool")  # packages whose layers compute what their weights say
 _SAMPLED = 16  # numbers of each tensor
 _PROCESS = os.getpid()  # that imported this
@@ -107,25 +105,6 @@ def _read_kept(entry: Path) -> dict[str, str] | None:
         isinstance(hash, str) and _HASH.fullmatch(hash) for hash in hashes.values()
     )
     return hashes if is_whole else None
-
-
-class FileState(NamedTuple):
-    """What tells a file from another, and from itself before it was written."""
-
-    device: int
-    inode: int
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> FileState:
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the file was changed so long ago that another change shows in its times."""
-        return time.time_ns() - self.ctime_ns > _COARSE_NS
 
 
 class _WeightFile:
@@ -219,7 +198,9 @@ class WeightFiles:
         for file in self._files:
             file.hash()
             if twice := sorted(hashes.keys() & file.hashes.keys()):
-                raise ModelError(f"{file.path}: holds {twice[0]}, which another file of the model holds too; {COPY}")
+                raise ModelError(
+                    f"{file.path}: contains {twice[0]}, which another file of the model contains too; {COPY}"
+                )
             hashes |= file.hashes
         return _digest(config, hashes)
 
@@ -245,7 +226,9 @@ class WeightFiles:
         for file in self._files:
             file.require_in_place()
         if self._list() != [file.path for file in self._files]:
-            raise ChangedModelError(f"{self._place}: has other weight files than were fingerprinted; {LOAD_AGAIN}")
+            raise ChangedModelError(
+                f"{self._place}: its weight files are not those that were fingerprinted; {LOAD_AGAIN}"
+            )
 
 
 def module_fingerprint(module: Any) -> str:
@@ -313,8 +296,8 @@ def require_plain(layers: Mapping[str, Any], name: str) -> None:
             raise ModelError(f"{name}: {path or 'the model'} has a forward that was set on it; remove it")
         if path and home not in _HOMES_OF_LAYERS:
             raise ModelError(
-                f"{name}: {path} is a {type(layer).__module__}.{type(layer).__qualname__}, an adapter or another layer "
-                "than the architecture has; merge it into the weights first"
+                f"{name}: {path} is a {type(layer).__module__}.{type(layer).__qualname__}, an adapter, or a layer "
+                "foreign to the architecture; merge it into the weights first"
             )
 
 

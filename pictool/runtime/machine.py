@@ -79,7 +79,7 @@ def require_memory(needed: int, name: str, dtype: str, device: str) -> None:
     smaller = "--dtype bfloat16, " if dtype == "float32" else ""
     raise ModelError(
         f"{name}: in {dtype} its weights take {needed / 1e9:.1f} GB, but {device} has {has / 1e9:.1f} GB of memory; "
-        f"take {smaller}a GGUF file of the model (-m FILE.gguf), a smaller model, or another --device"
+        f"use {smaller}a GGUF file of the model (-m FILE.gguf), a smaller model, or another --device"
     )
 
 

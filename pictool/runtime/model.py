@@ -11,10 +11,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pictool.core import Geometry, Identity, PromptText, Target, TokenIds
+from pictool.core import Contexts, Geometry, Identity, PromptText, Target, TokenIds
 from pictool.errors import InputError, ModelError, PicError
 from pictool.reading import shown, with_home
-from pictool.runtime import architectures, checkpoint, fingerprint, support
+from pictool.runtime import architectures, checkpoint, fingerprint, gguf, support
 from pictool.runtime.device import resolve_device, resolve_dtype
 from pictool.runtime.encoder import Encoder
 from pictool.runtime.machine import require_memory
@@ -29,15 +29,17 @@ if TYPE_CHECKING:
 
 
 EMBEDDED = {"embedded": "base", "embedded-small": "small"}
-_GGUF_SOURCES = ("ollama:", "lmstudio:")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 SEPARATOR = "\n\n"  # between two documents of a prompt, where neither the user nor the model names one
 DEFAULT_CUT = 16  # tokens, of a hybrid's chunk: those that the default policy computes
 
 
-def is_gguf(name: str | None) -> bool:
-    """Whether a name is that of a GGUF file, which llama.cpp runs."""
-    name = name or os.environ.get("PIC_MODEL") or ""
-    return name.endswith(".gguf") or name.startswith(_GGUF_SOURCES)
+def api_name(name: str) -> str:
+    """What an API calls a model: a folder or a GGUF file by its own name, any other as it is."""
+    path = with_home(name).absolute()
+    if name in EMBEDDED or not path.exists():
+        return name
+    return path.stem if gguf.is_gguf(name) else path.name
 
 
 def embedded_path(name: str) -> Path:
@@ -50,12 +52,13 @@ class Model:
 
     Attributes:
         name: what the user called it. config: of its language model; whole_config: of all, if that is in a wrapper.
+        directory: of its files, or the GGUF file that has all of it; None of a model in memory.
         device: ``cpu``, ``cuda``, …. dtype: dtype of computation.
-        salt: a tenant's own; objects of another salt are never found.
+        salt: the tenant's; objects with another salt are never found.
         separator: what its prompts have between documents (`chat.template.separator_between`): a blank line, or the
             text `document_separator` of `tokenizer_config.json`.
-        on_wait: called with what takes long, as loading weights; it lasts as long as the context that is returned.
-        on_note: called with a line about a text in which there is something that its reader may not expect.
+        on_wait: called with the name of a slow step (loading weights); the step lasts as long as the returned context.
+        on_note: called with a line about a text that contains something unexpected.
         engine: the name of the engine that runs it, if none is named.
     """
 
@@ -144,6 +147,11 @@ class Model:
         """The files of its weights, or the directory that they are in; none of a model in memory."""
         return () if self.directory is None else (self.directory,)
 
+    @property
+    def is_embedded(self) -> bool:
+        """Whether it ships with the package, and so knows one invented world."""
+        return self.directory is not None and self.directory in map(embedded_path, EMBEDDED)
+
     # What a model that another library runs does in its own way
 
     @property
@@ -162,7 +170,7 @@ class Model:
             architectures.require_no_states(self.config, what)
 
     def links(self, policy: Any) -> bool:
-        """Whether a policy's rows can be computed (`require_policy`)."""
+        """Whether a policy can be linked (`require_policy`)."""
         try:
             self.require_policy(policy)
         except InputError:
@@ -170,21 +178,36 @@ class Model:
         return True
 
     def require_policy(self, policy: Any) -> None:
+        """Refuse a policy that cannot be linked, nor what takes its place. Raises InputError: says why."""
+        self.linkable(policy)
+
+    def linkable(self, policy: Any) -> Any:
+        """The policy, or what takes its place for this model. Raises InputError: neither's rows can be computed."""
+        try:
+            self._require_rows(policy)
+        except InputError:
+            if policy.fallback is None:
+                raise
+            policy = policy.fallback
+            self._require_rows(policy)
+        return policy
+
+    def _require_rows(self, policy: Any) -> None:
         """Refuse a policy whose rows cannot be computed. Raises InputError: says why."""
         needs = policy.needs
-        if self.geometry.states is not None and needs.objects and needs.cut is None and not needs.tables:
+        if self.geometry.states is not None and needs.objects and needs.cut is None:
             raise InputError(
-                f"{policy.name}: {self.name} is a hybrid, whose linear layers have states only at cuts that are known "
-                "before a link; use full, naive, legolink, fixup or prefix"
+                f"{policy.name}: {self.name} is a hybrid, whose linear layers have states only at cuts that are fixed "
+                "before the link; use auto, full, naive, legolink or prefix"
             )
 
     def prefill(
-        self, chunks: Sequence[Sequence[int]], prefix: Sequence[int] = (), alone: bool = False
+        self, chunks: Sequence[Sequence[int]], before: Sequence[Sequence[int]] = (), alone: bool = False
     ) -> Iterator[tuple[int, ChunkKV]]:
         """Compute each chunk on its own, for objects (`prefill_chunks`)."""
         from pictool.runtime.prefill import prefill_chunks
 
-        return prefill_chunks(self.stack, chunks, prefix, alone)
+        return prefill_chunks(self.stack, chunks, before, alone)
 
     def next_logits(self, tokens: Sequence[int]) -> Tensor:
         """The logits after each of these tokens, without a prompt before them: float32 [n, vocab]."""
@@ -196,7 +219,7 @@ class Model:
     def require_readable(self, num_tokens: int) -> None:
         """Refuse a text without tokens, or of more than the model has positions. Raises InputError."""
         if not 0 < num_tokens <= self.max_positions:
-            raise InputError(f"{num_tokens} tokens: {self.name} reads from 1 to {self.max_positions}")
+            raise InputError(f"{num_tokens} tokens: {self.name} accepts 1 to {self.max_positions}")
 
     def with_salt(self, salt: str) -> Model:
         """The same model, with all that is loaded of it, for another tenant."""
@@ -205,13 +228,15 @@ class Model:
         other.salt = salt
         return other
 
-    def key(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, cut: int | None = None) -> str:
-        """The key of an object for this model (`Target.key`), after its BOS as dummy token, in its salt."""
-        return self.identify(tokens, sinks, codec, cut).key
+    def key(self, tokens: Sequence[int] | TokenIds, codec: str, cut: int | None = None, after: Contexts = ()) -> str:
+        """The key of an object for this model (`Target.key`), in its salt."""
+        return self.identify(tokens, codec, cut, after).key
 
-    def identify(self, tokens: Sequence[int] | TokenIds, sinks: int, codec: str, cut: int | None = None) -> Identity:
+    def identify(
+        self, tokens: Sequence[int] | TokenIds, codec: str, cut: int | None = None, after: Contexts = ()
+    ) -> Identity:
         """The same, with what an object's header says of the salt (`Target.identify`)."""
-        return self.target.identify(tokens, sinks, codec, self.salt, self.bos_id, self.cut_of(cut))
+        return self.target.identify(tokens, codec, self.salt, self.cut_of(cut), after)
 
     def cut_of(self, cut: int | None = None) -> int | None:
         """The cut of a hybrid's objects, of those that were compiled for `cut`; None of every other model.
@@ -281,15 +306,16 @@ class Model:
             is_quantized = checkpoint.method_of(self.whole_config) is not None
             config = checkpoint.to_dequantize(self.whole_config) if is_quantized else self.whole_config
             module, info = architectures.auto_class(config).from_pretrained(
-                self.directory, config=config, dtype=self.torch_dtype, attn_implementation=attention,
-                ignore_mismatched_sizes=True, output_loading_info=True, trust_remote_code=False,
+                **checkpoint.source_of(self.directory), config=config, dtype=self.torch_dtype,
+                attn_implementation=attention, ignore_mismatched_sizes=True, output_loading_info=True,
+                trust_remote_code=False,
             )  # fmt: skip
             if is_quantized:
                 module = checkpoint.plain_module(module, self.whole_config, self.torch_dtype)
         if wrong := sorted([*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])]):
             raise ModelError(
-                f"{self.name}: {len(wrong)} weights that config.json describes are missing or have another shape, as "
-                f"{wrong[0]}; {checkpoint.COPY}"
+                f"{self.name}: {len(wrong)} weights that config.json describes are missing or have a different shape, "
+                f"such as {wrong[0]}; {checkpoint.COPY}"
             )
         architectures.keep_language_model(module)
         return module
@@ -319,9 +345,13 @@ class Model:
         listed = [] if ids is None else ids if isinstance(ids, list | tuple) else [ids]
         if not all(type(token) is int and token >= 0 for token in listed):
             raise ModelError(
-                f"{self.name}: eos_token_id is {shown(ids)}, not a token id or a list of some; {checkpoint.COPY}"
+                f"{self.name}: eos_token_id is {shown(ids)}, not a token id or a list of them; {checkpoint.COPY}"
             )
         return frozenset(listed)
+
+    @cached_property
+    def _image_tokens(self) -> frozenset[int]:
+        return architectures.image_tokens(self.whole_config)
 
     @property
     def encoder(self) -> Encoder:
@@ -338,16 +368,16 @@ class Model:
             InputError: a marker in the text that cannot be told from a control token.
         """
         with _loading(f"{self.name}: the tokenizer (tokenizer.json) fails"):
-            ids = tuple(self.encoder.encode(text))
-        if images := architectures.image_tokens(self.whole_config).intersection(ids):
+            ids = self.encoder.encode(text, self.salt)
+        if images := self._image_tokens.intersection(ids):
             token = self.tokenizer.decode([min(images)])
             raise ModelError(
-                f"{self.name}: the text holds {shown(token)}, the place of an image; only text is supported"
+                f"{self.name}: the text contains {shown(token)}, an image placeholder; only text is supported"
             )
         if ids and max(ids) >= self.config.vocab_size:
             raise ModelError(
-                f"{self.name}: the tokenizer gives token {max(ids)}, but the model has {self.config.vocab_size} tokens"
-                "; put the model's own tokenizer beside it"
+                f"{self.name}: the tokenizer produced token {max(ids)}, but the model has {self.config.vocab_size} "
+                "tokens; put the model's own tokenizer into its directory"
             )
         return ids
 
@@ -357,7 +387,7 @@ def _separator_of(tokenizer: PreTrainedTokenizerBase, name: str) -> str:
     separator = getattr(tokenizer, "init_kwargs", {}).get("document_separator", SEPARATOR)
     if not isinstance(separator, str):
         raise ModelError(
-            f"{name}: document_separator of tokenizer_config.json is {shown(separator)}, not a text; correct it"
+            f"{name}: document_separator of tokenizer_config.json is {shown(separator)}, not a string; correct it"
         )
     return separator
 
@@ -379,13 +409,16 @@ def _loading(problem: str) -> Iterator[None]:
 @contextmanager
 def _no_bars() -> Iterator[None]:
     """Without the progress bars of `transformers`: who shows one has `Model.on_wait`."""
+    from transformers import modeling_gguf_pytorch_utils as of_gguf
     from transformers.utils.logging import set_tqdm_hook
 
     before = set_tqdm_hook(lambda make, values, options: make(*values, **{**options, "disable": True}))
+    bar, of_gguf.tqdm = of_gguf.tqdm, lambda tensors, **_: tensors  # has no hook
     try:
         yield
     finally:
         set_tqdm_hook(before)
+        of_gguf.tqdm = bar
 
 
 def local_directory(name: str | None) -> Path | None:
@@ -402,14 +435,15 @@ def require_name(name: str | None) -> None:
         ModelError: no directory of a model, and no name of the hub's.
     """
     name = name or os.environ.get("PIC_MODEL") or "embedded"
-    if is_gguf(name):  # opening it says what is wrong
+    if gguf.is_gguf(name):
+        gguf.find_files(name)
         return
     directory, path = local_directory(name), with_home(name)
     if directory is not None:
         if not (directory / "config.json").exists():
-            raise ModelError(f"{name}: not a model directory (it has no config.json); name one that has")
+            raise ModelError(f"{name}: not a model directory (no config.json); choose another")
     elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ModelError(f"{name}: not a model directory; name one that has a config.json{_like(name)}")
+        raise ModelError(f"{name}: not a model directory; choose one with a config.json{_like(name)}")
     elif "/" not in name and _like(name):  # a name of the hub's has its owner's
         raise ModelError(f"{name}: no such model{_like(name)}")
 
@@ -418,13 +452,18 @@ def _like(name: str) -> str:
     """A model here whose name is nearly this one, as the end of a message."""
     path = with_home(name)
     beside = [entry.name for entry in path.parent.iterdir() if entry.is_dir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, [*(EMBEDDED if "/" not in name else ()), *beside], 1, 0.75)
+    known = (*EMBEDDED, gguf.PACKAGED) if "/" not in name else ()
+    near = difflib.get_close_matches(path.name, [*known, *beside], 1, 0.75)
     return f"; did you mean {name.removesuffix(path.name)}{near[0]}?" if near else ""
 
 
 def _find_directory(name: str) -> Path:
-    """The directory of an embedded model, of a path, or of a hub name (fetched by huggingface_hub if need be)."""
+    """The directory of an embedded model, of a path, or of a hub name (fetched by huggingface_hub if need be), or a
+    GGUF file.
+    """
     require_name(name)
+    if gguf.is_gguf(name):
+        return gguf.whole_file(name)
     if (directory := local_directory(name)) is not None:
         return directory
     from huggingface_hub import snapshot_download
@@ -434,28 +473,31 @@ def _find_directory(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{name}: neither a directory nor a model that the hub gives ({checkpoint.reason(error)}){_like(name)}"
+            f"{name}: not a directory, and not found on the Hub ({checkpoint.reason(error)}){_like(name)}"
         ) from error
 
 
 def _load_config_and_tokenizer(name: str, directory: Path) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoTokenizer
 
-    checkpoint.require_files(directory)
-    support.require_known(checkpoint.read_json(directory / "config.json").get("model_type"), name)
-    with _loading(f"{name}: config.json cannot be used"):
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    is_file, source = directory.is_file(), checkpoint.source_of(directory)
+    if not is_file:
+        checkpoint.require_files(directory)
+        support.require_known(checkpoint.read_json(directory / "config.json").get("model_type"), name)
+    with _loading(f"{name}: {'the GGUF file' if is_file else 'config.json'} cannot be used"):
+        config = AutoConfig.from_pretrained(**source, trust_remote_code=False)
         support.require_supported(config, name)
         support.require_sound(config, name)
         checkpoint.require_loadable(config, name)
-    if not any((directory / file).exists() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+    if not (is_file or any((directory / file).exists() for file in _TOKENIZERS)):
         raise ModelError(f"{name}: the directory has no tokenizer (tokenizer.json); save the model's tokenizer into it")
     with _loading(f"{name}: the tokenizer cannot be loaded"):
-        return config, AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+        return config, AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
 
 
 def load_model(name: str | None = None, device: str = "auto", dtype: str = "auto", salt: str = "") -> Model:
-    """Open a model: an embedded one, a `transformers` directory, or a hub name.
+    """Open a model for torch: an embedded one, a `transformers` directory, a hub name, or a GGUF file, which is
+    dequantized (`open_gguf` leaves it to llama.cpp).
 
     Args:
         name: default `PIC_MODEL`, else ``embedded``.
@@ -467,10 +509,6 @@ def load_model(name: str | None = None, device: str = "auto", dtype: str = "auto
         ModelError: not a model, no tokenizer, or an architecture that is not supported (named).
     """
     name = name or os.environ.get("PIC_MODEL") or "embedded"
-    if is_gguf(name):
-        raise ModelError(
-            f"{name}: a GGUF file, which llama.cpp runs (pictool.open_gguf); a transformers model is needed here"
-        )
     directory = _find_directory(name)
     config, tokenizer = _load_config_and_tokenizer(name, directory)
     device = resolve_device(device)

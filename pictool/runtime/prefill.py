@@ -12,12 +12,11 @@ from torch import Tensor
 
 from pictool.core import Layout, StateShape
 from pictool.runtime import turns
-from pictool.runtime.attention import Pack, Rows, Run
+from pictool.runtime.attention import Pack, Rows
 from pictool.runtime.device import is_accelerator
 from pictool.runtime.memory.caches import CapturingCache, LayerKV, StatefulCache
 from pictool.runtime.memory.image import Image
 from pictool.runtime.memory.states import LinearState, StateMap
-from pictool.runtime.rope import RotaryTables
 from pictool.runtime.stack import LayerStack
 
 ChunkKV = list[LayerKV]  # per layer: un-rotated key and value, [kv_heads, tokens, head_dim]
@@ -48,21 +47,31 @@ def plan_packs(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def prefill_chunks(
-    stack: LayerStack, chunks: Sequence[Sequence[int]], prefix: Sequence[int] = (), alone: bool = False
+    stack: LayerStack, chunks: Sequence[Sequence[int]], before: Sequence[Sequence[int]] = (), alone: bool = False
 ) -> Iterator[tuple[int, ChunkKV]]:
     """Compute each chunk on its own, from position 0 on; yields (index of the chunk, its KV) as they are ready.
 
     Linear layers see the tokens of a whole pack, as one large product; attention and rotation see each chunk alone.
-    `prefix` (sinks) comes before every chunk, and its KV is dropped. `alone`: every chunk has a forward of its own.
+    `before` has what comes before each chunk, if anything does; its KV is dropped. What several have in common is
+    computed once. `alone`: every chunk has a forward of its own.
     """
-    lengths = [len(prefix) + len(chunk) for chunk in chunks]
+    before = before or [()] * len(chunks)
+    if any(before) and not stack.depends_on_length:
+        of_context: dict[tuple[int, ...], list[int]] = {}
+        for index, context in enumerate(before):
+            of_context.setdefault(tuple(context), []).append(index)
+        for context, own in of_context.items():
+            found = _prefill_after(stack, context, [chunks[index] for index in own])
+            yield from zip(own, found, strict=True)
+        return
+    lengths = [len(first) + len(chunk) for first, chunk in zip(before, chunks, strict=True)]
     for pack in plan_packs(lengths, 1 if alone else pack_tokens(stack)):
         own = [lengths[index] for index in pack]
-        tokens = torch.tensor([[token for index in pack for token in (*prefix, *chunks[index])]])
+        tokens = torch.tensor([[token for index in pack for token in (*before[index], *chunks[index])]])
         if own[0] > _PACK_TOKENS and not is_accelerator(stack.device):
             layers = _prefill_long(stack, tokens)
         else:
-            layers = _prefill(stack, tokens, stack.pack_tables(own), Pack(tuple(own)))
+            layers = _prefill(stack, tokens, own)
         for index, end in zip(pack, accumulate(own), strict=True):
             rows = slice(end - len(chunks[index]), end)
             yield index, [(key[0, :, rows], value[0, :, rows]) for key, value in layers]
@@ -78,18 +87,16 @@ def last_hidden(stack: LayerStack, tokens: Sequence[int]) -> tuple[Image, Tensor
     return image, hidden
 
 
-def prefill_batch(stack: LayerStack, tokens: Tensor) -> list[LayerKV]:
-    """Run token ids of equal length, int64 [batch, length]: per layer un-rotated K and V."""
-    length = tokens.shape[1]
-    return _prefill(stack, tokens, stack.rotary_tables(torch.arange(length, device=stack.device)), (Run(0, 0, length),))
+def _prefill(stack: LayerStack, tokens: Tensor, lengths: Sequence[int]) -> list[LayerKV]:
+    """Un-rotated K and V of every layer, [1, kv_heads, rows, head_dim], of sequences of these lengths, each apart.
 
-
-def _prefill(stack: LayerStack, tokens: Tensor, tables: RotaryTables, runs: tuple[Run, ...] | Pack) -> list[LayerKV]:
-    """Un-rotated K and V of every layer, [batch, kv_heads, rows, head_dim]. Of the last one no more is computed."""
+    Of the last layer no more is computed.
+    """
+    tables, pack = stack.pack_tables(lengths), Pack(tuple(lengths))
     cache = CapturingCache(stack, tables)
     hidden, last = stack.embed(tokens.to(stack.device)), stack.num_layers - 1
     for layer in range(last):
-        hidden = stack.layer(layer, hidden, cache, tables, runs)
+        hidden = stack.layer(layer, hidden, cache, tables, pack)
     return [*cache.layers, stack.project(last, hidden, tables)]
 
 
@@ -104,6 +111,31 @@ def _prefill_long(stack: LayerStack, tokens: Tensor) -> list[LayerKV]:
     before = (image.unrotated(layer, key[0], 0, length) for layer, key in enumerate(image.fresh_keys))
     layers = [(first[None], second[None]) for first, second in before]
     return [*layers, stack.project(last, hidden, stack.rotary_tables(rows.positions))]
+
+
+def _prefill_after(stack: LayerStack, context: Sequence[int], chunks: Sequence[Sequence[int]]) -> Iterator[ChunkKV]:
+    """The same of chunks that each follow one context: what a chunk computes takes the place of the one before."""
+    start, last = len(context), stack.num_layers - 1
+    image = Image(stack, Layout.of((), (), [0] * (start + max(map(len, chunks)))))
+
+    def advance(tokens: Sequence[int], at: int) -> tuple[Tensor, Rows]:
+        """The hidden states before the last layer."""
+        rows = Rows.of(torch.arange(at, at + len(tokens))).to(stack.device)
+        hidden = stack.embed(torch.tensor([list(tokens)], device=stack.device))
+        for layer in range(last):
+            hidden = image.compute(layer, hidden, rows)
+        return hidden, rows
+
+    if start:
+        advance(context, 0)
+    for chunk in chunks:
+        image.keep_keys()
+        hidden, rows = advance(chunk, start)
+        assert image.fresh_keys is not None
+        end = start + len(chunk)
+        pairs = [image.unrotated(layer, key[0], start, end) for layer, key in enumerate(image.fresh_keys)]
+        projected = stack.project(last, hidden, stack.rotary_tables(rows.positions))
+        yield [*((first.clone(), second.clone()) for first, second in pairs), (projected[0][0], projected[1][0])]
 
 
 _PROBE = 2.0**20  # of the identity: so large that what the tokens add to a state is lost in it, and not the reverse

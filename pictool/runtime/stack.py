@@ -26,7 +26,7 @@ from pictool.runtime.architectures import (
     mixer_of,
     require_no_states,
 )
-from pictool.runtime.attention import Bounds, Pack, Pass, Run
+from pictool.runtime.attention import Pass, Runs
 from pictool.runtime.memory.caches import CountingCache, Projected, ProjectionCache, StatefulCache
 from pictool.runtime.rope import Rope, RotaryTable, RotaryTables, identity_table, joined_tables, tables_at
 from pictool.runtime.support import depends_on_length
@@ -46,14 +46,17 @@ class LayerStack:
         scale = architecture.embedding_scale
         self._embedding_scale: float | None = None if scale is None else getattr(config, scale)
         self._counts_cached = architecture.counts_cached
+        self.depends_on_length = depends_on_length(config)
         self.num_layers, self.geometry = len(self._decoder.layers), geometry
         kinds = ["full_attention"] * self.num_layers if geometry.states is None else layer_kinds(config)
         # Which of the layers with KV, and which of those with a state, a decoder layer is; None: it is none of them.
         self.kv_index, self.state_index = _indices(map(has_attention, kinds)), _indices(map(is_linear, kinds))
         self.kv_layers = [layer for layer, index in enumerate(self.kv_index) if index is not None]
+        self.attention_kinds: Sequence[str] = getattr(config, "layer_types", None) or kinds
         layers = self._decoder.layers
         self._chunks = [chunk_of(layer.self_attn) if self.geometry.states is None else None for layer in layers]
         self.device, self.dtype = torch.device(device), dtype
+        self.graphs: Any = None  # on an accelerator its layers as steps (`graphs/stack.py`), once a link needs them
         is_sparse = hasattr(config, "output_router_logits")
         self._no_router_logits = {"output_router_logits": False} if is_sparse else {}
 
@@ -63,13 +66,18 @@ class LayerStack:
         hidden: Tensor = self._decoder.get_input_embeddings()(tokens)
         return hidden if self._embedding_scale is None else hidden * self._embedding_scale
 
+    @property
+    def rotary_kinds(self) -> Sequence[str | None]:
+        """Of each layer the kind of rotary table that it uses (`RotaryTables`)."""
+        return self._rope.kinds
+
     def rotary_tables(self, positions: Tensor) -> RotaryTables:
         """RoPE tables of a prompt's positions, int64 [n] (see `Rope.tables`)."""
         return self._rope.tables(positions, self._like())
 
     def pack_tables(self, lengths: Sequence[int]) -> RotaryTables:
         """RoPE tables of sequences of these lengths, one after the other, each a prompt of its own."""
-        if depends_on_length(self._config):
+        if self.depends_on_length:
             alone = {length: self.rotary_tables(torch.arange(length, device=self.device)) for length in set(lengths)}
             return joined_tables([alone[length] for length in lengths])
         longest = self.rotary_tables(torch.arange(max(lengths), device=self.device))
@@ -93,7 +101,7 @@ class LayerStack:
 
         So it is beyond the switch of long RoPE, and with dynamic scaling. KV of a beginning is then not exact.
         """
-        if not length or not depends_on_length(self._config):
+        if not length or not self.depends_on_length:
             return False
         alone = self.rotary_tables(torch.arange(length, device=self.device))
         within = self.rotary_tables(torch.arange(prompt, device=self.device))
@@ -105,7 +113,7 @@ class LayerStack:
 
         Equal ids mean equal frequencies: those show in the tables of any positions but the first.
         """
-        if not depends_on_length(self._config):
+        if not self.depends_on_length:
             return ""
         tables = self.rotary_tables(torch.arange(max(prompt, 2), device=self.device))
         rotations = [part[:, 1].float().cpu().numpy().tobytes() for part in tables.parts()]
@@ -118,7 +126,7 @@ class LayerStack:
         hidden: Tensor,
         cache: LayerCache,
         tables: RotaryTables,
-        runs: tuple[Run, ...] | Bounds | Pack,
+        runs: Runs,
         on_scores: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
         """Run one decoder layer on rows [batch, rows, hidden]; `tables` are those of the rows' positions.
@@ -150,7 +158,7 @@ class LayerStack:
 
     def require_attention(self) -> None:
         """Refuse to read the attention, or K and V, of every layer of a hybrid. Raises ModelError."""
-        require_no_states(self._config, "attention, tables of fixups and second models")
+        require_no_states(self._config, "attention and second models")
 
     def mixer(self, layer: int) -> Any:
         """The module of a linear layer that reads and writes its state."""
@@ -182,7 +190,7 @@ class LayerStack:
         hidden: Tensor,
         cache: LayerCache,
         tables: RotaryTables,
-        runs: tuple[Run, ...] | Bounds | Pack,
+        runs: Runs,
         on_scores: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
         """Run all decoder layers, one after the other (see `layer`)."""
@@ -218,7 +226,7 @@ class _Decoded(nn.Module):
 class _Output(MoeModelOutputWithPast):  # type: ignore[misc]
     """Has none of what a wrapper asks for beside, as the features of images."""
 
-    image_hidden_states = rope_deltas = None
+    image_hidden_states = image_outputs = video_outputs = rope_deltas = None
 
 
 def _indices(chosen: Iterable[bool]) -> list[int | None]:

@@ -72,13 +72,13 @@ def require_supported(config: PretrainedConfig, name: str) -> None:
     for parameters in rope_parameters(config):
         if parameters["rope_type"] not in ROPE_TYPES:
             raise ModelError(
-                f"{name}: RoPE type {shown(parameters['rope_type'])} is not supported; use a model of one of "
+                f"{name}: RoPE type {shown(parameters['rope_type'])} is not supported; use a model with one of "
                 f"{', '.join(ROPE_TYPES)}"
             )
     if ARCHITECTURES[config.model_type].states is not None:
         _require_linkable_states(config, name)
     if getattr(config, "use_bidirectional_attention", False):
-        raise ModelError(f"{name}: bidirectional attention is not supported; a causal decoder is needed")
+        raise ModelError(f"{name}: bidirectional attention is not supported; use a causal decoder")
 
 
 def _require_linkable_states(config: PretrainedConfig, name: str) -> None:
@@ -99,7 +99,7 @@ def require_known(model_type: object, name: str) -> None:
         ModelError: says why, if that is known.
     """
     if model_type is None:
-        raise ModelError(f"{name}: its config.json names no model_type; copy the model again")
+        raise ModelError(f"{name}: its config.json has no model_type; copy the model again")
     if model_type not in (*ARCHITECTURES, *WRAPPERS):
         raise _unsupported(model_type, name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,5 +42,5 @@ def require_finite(what: str, dtype: str, *tensors: Tensor) -> None:
     """
     numbers = tensors[0] if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
     extremes = torch.stack(torch.aminmax(numbers))  # nan, if any is; several times faster than asking each number
-    if not bool(torch.isfinite(extremes).all()):
-        raise NotFiniteError(f"{what}: computes numbers that are not finite in {dtype}; use another --dtype")
+    if not all(map(math.isfinite, extremes.tolist())):
+        raise NotFiniteError(f"{what}: its results are not finite in {dtype}; use another --dtype")

@@ -8,7 +8,8 @@ while a part is computed must not outlive the part.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal
 
@@ -21,6 +22,16 @@ _own: ContextVar[Checkpoint | None] = ContextVar("checkpoint", default=None)
 def set_checkpoint(run: Checkpoint) -> None:
     """Call `run` at the checkpoints of this context."""
     _own.set(run)
+
+
+@contextmanager
+def without_checkpoints() -> Iterator[None]:
+    """Let no other request run meanwhile."""
+    token = _own.set(None)
+    try:
+        yield
+    finally:
+        _own.reset(token)
 
 
 def checkpoint(pause: Pause = "part") -> None:

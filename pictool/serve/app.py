@@ -83,7 +83,7 @@ def _api_error(request: Request, error: Exception) -> ApiError:
     message = str(error.detail)
     if error.status_code == 404 and message == "Not Found":
         paths = [path for path in request.app.openapi()["paths"] if "{" not in path]
-        message = f"no such route; there are {', '.join(paths)}"
+        message = f"no such route; available are {', '.join(paths)}"
     return ApiError(error.status_code, message, headers=error.headers)
 
 
@@ -146,7 +146,7 @@ class _Passage:
             async with asyncio.timeout_at(self._since + wait):
                 message = await self._receive()
         except TimeoutError as error:
-            raise ApiError(408, f"the body did not come within {wait:.0f} s; send it again, or faster") from error
+            raise ApiError(408, f"the body did not arrive within {wait:.0f} s; send it again, or faster") from error
         self._size += len(message.get("body", b""))
         self._has_all = not message.get("more_body", False)
         if self._size > limit:
@@ -174,9 +174,11 @@ def _require_own_page(scope: Message, headers: Mapping[bytes, bytes]) -> None:
     host, origin = (headers.get(name, b"").decode("latin-1").lower() for name in (b"host", b"origin"))
     server = scope.get("server") or ("", 0)
     if origin and origin.partition("://")[2] != host:
-        raise ApiError(403, "Origin: is another site, and this server has no keys; start it with --keys")
+        raise ApiError(403, "Origin: is another site, which needs a key; start the server with --keys")
     if host and is_loopback(str(server[0])) and not _is_address(urlsplit(f"//{host}").hostname or ""):
-        raise ApiError(403, "Host: is no address, and this server has no keys; say localhost, or start it with --keys")
+        raise ApiError(
+            403, "Host: is not an address, and this server has no keys; use localhost, or start it with --keys"
+        )
 
 
 def _is_address(host: str) -> bool:
@@ -186,4 +188,4 @@ def _is_address(host: str) -> bool:
 
 
 def _too_large(limit: int) -> ApiError:
-    return ApiError(413, f"the request has more than {limit} bytes; upload texts as files, or cut them")
+    return ApiError(413, f"the request has more than {limit} bytes; upload texts as files, or shorten them")

@@ -53,7 +53,7 @@ def parse(data: bytes) -> Any:
         where = f"line {error.lineno}, column {error.colno}: {error.msg}"
         raise ApiError(400, f"body: is not JSON ({where})") from error
     except UnicodeEncodeError as error:
-        raise ApiError(400, "body: has half of a surrogate pair, which is no text") from error
+        raise ApiError(400, "body: contains an unpaired surrogate, which is not text") from error
     except ValueError as error:  # a number that is not finite, or of thousands of digits
         raise ApiError(400, f"body: is not JSON ({error})") from error
     return value
@@ -71,7 +71,7 @@ def invalid(errors: Sequence[Any]) -> ApiError:
     """What pydantic says of a value; of the types that it might have had, that which fits the furthest."""
     first = max(errors, key=lambda error: (len(error["loc"]), not error["type"].endswith("_type")))
     place = ".".join(str(part) for part in first["loc"] if not isinstance(part, str) or "[" not in part)[:200]
-    problem = "is not supported here" if first["type"] == "extra_forbidden" else first["msg"]
+    problem = "is not supported" if first["type"] == "extra_forbidden" else first["msg"]
     return ApiError(422, f"{place or 'body'}: {problem}", param=place.partition(".")[0] or None)
 
 

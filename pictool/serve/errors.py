@@ -59,46 +59,44 @@ class ApiError(Exception):
         if isinstance(error, ApiError):
             return error
         if isinstance(error, ChangedModelError):
-            return cls(503, "the model's files changed after it was loaded; the server's log says which", code="model")
+            return cls(503, "the model's files changed after it was loaded; see the server's log", code="model")
         if isinstance(error, InputError | ModelError):
             code = "context_length_exceeded" if "positions" in str(error) else None
             return cls(400, str(error), code=code)
         if isinstance(error, NoRoomError):
-            return no_share(str(error) if isinstance(error, ShareError) else "it is larger than what may be kept here")
+            return no_share(str(error) if isinstance(error, ShareError) else "it is too large to be stored here")
         if isinstance(error, UnwritableStoreError):
-            return cls(503, "the store cannot be written: what it has can be used, nothing new is kept", code="store")
+            return cls(503, "the store cannot be written; stored documents work, new ones are not stored", code="store")
         if isinstance(error, ObjectError | StoreError):
-            return cls(503, "the store cannot be used as it is; the server's log says why", code="store")
+            return cls(503, "the store cannot be used; see the server's log", code="store")
         if isinstance(error, PicError):
             return cls(400, str(error))
-        return cls(500, "the server failed; its log says why", code="internal")
+        return cls(500, "internal server error; see the server's log", code="internal")
 
 
 def model_not_found(name: str, served: str) -> ApiError:
     """A request names a model that is not the one that is `served`."""
-    return ApiError(
-        404, f"the model {name[:80]!r} is not served here; {served} is", param="model", code="model_not_found"
-    )
+    return ApiError(404, f"the model {name[:80]!r} is not served; use {served}", param="model", code="model_not_found")
 
 
 def not_found(what: str, param: str | None = None, code: str = "not_found") -> ApiError:
     """The same error for an object that does not exist and for another tenant's."""
-    return ApiError(404, f"{what}: no such thing here", param=param, code=code)
+    return ApiError(404, f"{what}: not found", param=param, code=code)
 
 
 def no_share(problem: str) -> ApiError:
     """The tenant's quota is used up. `problem` describes only the client's own objects."""
-    return ApiError(429, f"{problem}; a text need not be kept to be asked about", code="insufficient_quota")
+    return ApiError(429, f"{problem}; texts can be sent without being stored", code="insufficient_quota")
 
 
 def server_ends() -> ApiError:
     """The server ends before a request did."""
-    return ApiError(503, "the server ends; try again", code="server_ends")
+    return ApiError(503, "the server is shutting down; try again", code="server_ends")
 
 
 def queue_full() -> ApiError:
     """There is no room left in the queue, or not for this tenant."""
     return ApiError(
-        429, "the server has as many requests waiting as it takes; try again", code="queue_full",
+        429, "the request queue is full; try again", code="queue_full",
         headers={"Retry-After": str(RETRY_AFTER_S)},
     )  # fmt: skip

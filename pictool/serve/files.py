@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pictool.compiler.chunking import is_other_kind
+from pictool.documents.reading import FileReader
 from pictool.reading import open_regular, read_file
 from pictool.serve.errors import ApiError
 from pictool.store.directory import ensure_store
@@ -45,36 +47,42 @@ class Files:
     """The texts of all tenants of a store. A file's first line is what it is, and what follows is the text."""
 
     def __init__(self, root: Path, max_total: int = MAX_TOTAL_BYTES) -> None:
-        self._root, self._max_total = root, max_total
+        self._root, self._max_total, self._reader = root, max_total, FileReader()
 
     def add(self, tenant: str, filename: str, purpose: str, data: bytes) -> TextFile:
-        """Keep a text.
+        """Keep a text, or that of a PDF, HTML or Office file.
 
         Raises:
-            ApiError: empty, no UTF-8 text, too large, or the tenant has too many. StoreError: it cannot be written.
+            ApiError: empty, no text, too large, or the tenant has too many. StoreError: it cannot be written.
         """
         if len(data) > MAX_BYTES:
             raise ApiError(413, f"file: more than {MAX_BYTES >> 20} MiB; split it", param="file")
-        try:
-            text = data.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise ApiError(
-                400, f"file: not UTF-8 text at byte {error.start}; convert it first", param="file"
-            ) from error
+        text = self._text(data)
         if not text.strip() or "\0" in text:
-            raise ApiError(400, "file: is empty or binary; text documents are taken", param="file")
+            raise ApiError(400, "file: is empty or binary; upload text", param="file")
         sizes = [path.lstat().st_size for path in self._paths(tenant)]
         if len(sizes) >= MAX_FILES:
-            raise ApiError(400, f"file: there are {MAX_FILES} already; delete some", param="file")
+            raise ApiError(400, f"file: you already have {MAX_FILES} files; delete some", param="file")
         if sum(sizes) + len(data) > self._max_total:
-            raise ApiError(
-                400, f"file: your files would have more than {self._max_total:,d} bytes; delete some", param="file"
-            )
+            raise ApiError(400, f"file: your files would exceed {self._max_total:,d} bytes; delete some", param="file")
         file = TextFile(f"file-{secrets.token_hex(16)}", int(time.time()), filename[:255], purpose[:64], len(data))
         ensure_store(self._root)
         with atomic_write(self._path(tenant, file.id), self._root / "tmp") as out:
             out.write(json.dumps(asdict(file)).encode() + b"\n" + text.encode())
         return file
+
+    def _text(self, data: bytes) -> str:
+        if is_other_kind(data):
+            document = self._reader.read_bytes(data)
+            if document.problem:
+                raise ApiError(400, f"file: {document.problem}", param="file")
+            return document.text
+        try:
+            return data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ApiError(
+                400, f"file: not UTF-8 text at byte {error.start}; convert it first", param="file"
+            ) from error
 
     def find(self, tenant: str, name: str) -> tuple[TextFile, str] | None:
         """A tenant's file and its text."""

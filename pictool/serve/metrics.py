@@ -52,9 +52,13 @@ class Metrics:
             "pic_linked_chunks", "Linked documents, by `source`: how they were found.", ["source"], **kept
         )
         self._registry.register(self)
+        self._num_prompts = self._num_summed = self._prompt_tokens = self._reused_tokens = 0
 
     def count_prompt(self, reuse: Reuse) -> None:
         """Count what was done with a prompt."""
+        self._num_prompts += 1
+        self._prompt_tokens += reuse.num_tokens
+        self._reused_tokens += reuse.linked + reuse.prefix
         for kind in ("exact", "linked", "recomputed", "prefix", "moved"):
             self._tokens.labels(kind).inc(getattr(reuse, kind))
         for part in reuse.parts:
@@ -64,6 +68,14 @@ class Metrics:
 
     def count_generated(self, num_tokens: int) -> None:
         self._tokens.labels("generated").inc(num_tokens)
+
+    def summary(self) -> str | None:
+        """How much of all prompts was reused; None if there was none since the last summary."""
+        if self._num_prompts == self._num_summed:
+            return None
+        self._num_summed = self._num_prompts
+        share = f"{self._reused_tokens:,d} of {self._prompt_tokens:,d} prompt tokens reused"
+        return f"{share} ({self._reused_tokens / self._prompt_tokens:.0%}) in {self._num_prompts:,d} requests"
 
     def text(self) -> bytes:
         """All of them, as Prometheus reads them."""
@@ -92,8 +104,8 @@ class Metrics:
             "pic_pool_prefix_bytes": ("Bytes of earlier requests' KV on the device (--pool).", of_pool("prefix_bytes")),
         }
         counters = {
-            "pic_learned_bytes": ("Bytes of objects compiled from repeated texts.", status.learned_bytes),
-            "pic_learning_failures": ("Repeated texts that could not be compiled.", status.learning_failures),
+            "pic_learned_bytes": ("Bytes of objects compiled from texts of requests.", status.learned_bytes),
+            "pic_learning_failures": ("Texts of requests that could not be compiled.", status.learning_failures),
             "pic_pool_evicted_bytes": ("Bytes of KV evicted from the device (--pool).", of_pool("evicted_bytes")),
             "pic_pool_moves": ("Runs of KV moved to their places on the device (--pool).", of_pool("moves")),
             "pic_pool_loaded_bytes": ("Bytes of objects' KV copied from the host (--pool).", of_pool("loaded_bytes")),
@@ -106,7 +118,9 @@ class Metrics:
         yield from (GaugeMetricFamily(name, what, value) for name, (what, value) in gauges.items())
         yield from (CounterMetricFamily(name, what, value) for name, (what, value) in counters.items())
         divergence = GaugeMetricFamily(
-            "pic_divergence_nats", "KL(full, linked) in nats of the start-up check, by `policy`.", labels=["policy"]
+            "pic_divergence_nats",
+            "KL(full, linked) in nats an answer of the start-up check, by `policy`.",
+            labels=["policy"],
         )
         for policy, kl in status.divergence.items():
             divergence.add_metric([policy], kl)

@@ -103,7 +103,7 @@ def _forced_call(end: FinishEvent, text: str) -> Event:
     try:
         require_shape(text.encode())
     except ValueError as error:
-        raise ApiError(400, f"tool_choice: the call {error}; bound its schema", param="tool_choice") from error
+        raise ApiError(400, f"tool_choice: the call {error}; limit its schema", param="tool_choice") from error
     call = json.loads(text)  # the grammar saw to it that it is one
     return CallEvent(end.index, 0, _new_id(), call["name"], json.dumps(call["arguments"], ensure_ascii=False))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from socket import socket
@@ -28,7 +29,11 @@ UNREAD_S, _LEAST_READ = 30.0, 64 << 10  # of what is sent, a client reads at lea
 _MAX_HEADS = 256  # connections whose request has not come; more, and the oldest is closed,
 _CROWDED_S = 1.0  # if it has had so long: many clients that connect at once are not reset
 _ARENA_MAX, _ARENAS = -8, 2  # malloc's option M_ARENA_MAX, and how many arenas all threads of a server share
+_SUMMARY_TICKS = 600  # a minute, between two lines on what was reused
 _SWITCH_S = 5e-4  # how long one thread keeps Python to itself: what the engine sends must not wait for its next step
+
+
+_log = logging.getLogger("pictool.serve")
 
 
 class Protocol(H11Protocol):
@@ -110,10 +115,15 @@ class Server(uvicorn.Server):
 
     Attributes:
         has_lost_engine: it ended since its engine did.
+
+    Args:
+        summary: what is said each minute, and at the end; None: nothing new.
     """
 
-    def __init__(self, application: Any, backend: Backend | None = None) -> None:
-        self._backend, self.has_lost_engine = backend, False
+    def __init__(
+        self, application: Any, backend: Backend | None = None, summary: Callable[[], str | None] = lambda: None
+    ) -> None:
+        self._backend, self._summary, self.has_lost_engine = backend, summary, False
         super().__init__(
             uvicorn.Config(
                 application, http=partial(Protocol, idle={}),  # type: ignore[arg-type]
@@ -133,7 +143,14 @@ class Server(uvicorn.Server):
         if counter % 10 == 0 and self._backend is not None and not await self._backend.lives():
             self.has_lost_engine = True
             return True
+        if counter % _SUMMARY_TICKS == _SUMMARY_TICKS - 1:
+            self.summarise()
         return await super().on_tick(counter)
+
+    def summarise(self) -> None:
+        """Say how much of the prompts was reused, if there were some since it was last said."""
+        if summary := self._summary():
+            _log.warning("pic: %s", summary)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         ending = asyncio.create_task(self._end_backend())
@@ -157,7 +174,9 @@ def share_arenas() -> None:
         mallopt(_ARENA_MAX, _ARENAS)
 
 
-def run(application: FastAPI, listener: socket, backend: Backend) -> None:
+def run(
+    application: FastAPI, listener: socket, backend: Backend, summary: Callable[[], str | None] = lambda: None
+) -> None:
     """Serve on a socket until an interrupt or SIGTERM comes.
 
     Raises:
@@ -166,7 +185,8 @@ def run(application: FastAPI, listener: socket, backend: Backend) -> None:
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
     gc.freeze()  # libraries and the model: 400,000 objects, which every full collection would walk, and all wait for it
-    server = Server(application, backend)
+    server = Server(application, backend, summary)
     server.run(sockets=[listener])
+    server.summarise()
     if server.has_lost_engine:
-        raise ModelError("the server's engine ended, which its log says more of; start it again")
+        raise ModelError("the server's engine stopped; see its log, and start the server again")

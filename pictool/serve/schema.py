@@ -18,7 +18,7 @@ def _require_short(stop: str | list[str]) -> str | list[str]:
     """Refuse stop strings that are long: of each, what an answer ends with is held back and compared."""
     num_bytes = sum(len(text.encode()) for text in ([stop] if isinstance(stop, str) else stop))
     if num_bytes > MAX_STOP_BYTES:
-        raise ValueError(f"has {num_bytes} bytes of stop strings; {MAX_STOP_BYTES} at most")
+        raise ValueError(f"has {num_bytes} bytes of stop strings, but at most {MAX_STOP_BYTES} are allowed")
     return stop
 
 
@@ -50,7 +50,7 @@ class PromptModel(StrictModel):
     def _refuse(cls, value: Any) -> Any:
         for name in cls.refused if isinstance(value, dict) else ():
             if value.get(name):
-                raise ApiError(400, f"{name}: is not supported here; leave it out", param=name)
+                raise ApiError(400, f"{name}: is not supported; omit it", param=name)
         return value
 
 
@@ -282,7 +282,7 @@ class LinkRequest(StrictModel):
     top_p: float = Field(default=1.0, gt=0, le=1)
     seed: int = Field(default=0, ge=0, le=(1 << 64) - 1)
     stop: Stops = Field(default_factory=list)
-    sinks: int | None = Field(default=None, ge=0, le=1024)
+    after: str = "previous"
     chunk_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
     codec: str = "none"
     compare: bool = False

@@ -112,15 +112,16 @@ class Service:
         tenant = self.keys.find(key or request.query_params.get("key"))
         if tenant is None:
             raise ApiError(
-                401, "no key, or one that nobody has; send Authorization: Bearer KEY", code="invalid_api_key",
+                401, "missing or invalid API key; send Authorization: Bearer KEY", code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )  # fmt: skip
         return tenant
 
     def require_model(self, name: str) -> None:
         """Refuse another model's name. Raises ApiError 404."""
-        if name.removeprefix("models/") != self.backend.model:
-            raise model_not_found(name, self.backend.model)
+        backend = self.backend
+        if not {name, name.removeprefix("models/")} & {backend.model, backend.own_name}:
+            raise model_not_found(name, backend.model)
 
     async def require_followed(self, tenant: Tenant, schemas: Iterable[tuple[str, str]]) -> None:
         """Refuse schemas that are not followed here: those of fields, as JSON.

@@ -24,7 +24,7 @@ def start_backend(
     """Load the model, and check how far the policy's answers are from full recompute.
 
     Args:
-        limit: KL(full ‖ linked) in nats above which the server falls back to exact answers; None: nothing is checked.
+        limit: share of blind reuse's KL above which the server falls back to exact answers; None: nothing is checked.
         refuses: above it, no server is started.
         warn: called with what the operator should know.
 
@@ -38,7 +38,9 @@ def start_backend(
     if limit is None or not settings.policy.needs.objects:
         return backend
     try:
-        judge(backend, check_linking(model, settings.policy), limit, refuses, warn)
+        with model.on_wait("comparing linked answers with exact ones (--check off skips this)"):
+            found = check_linking(model, settings.policy, settings.after)
+        judge(backend, found, limit, refuses, warn)
     except BaseException:
         backend.close()
         raise

@@ -66,7 +66,7 @@ def read_keys(path: Path) -> Keys:
     """
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise InputError(f"{path}: others may read these keys; chmod 600 it first")
+            raise InputError(f"{path}: other users can read these keys; chmod 600 it first")
         text = read_file(path, _MAX_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"{path}: the keys cannot be read ({error.strerror})") from error
@@ -104,9 +104,9 @@ def _problem(words: list[str], tenants: Mapping[str, Tenant], salts: Mapping[str
     if not all(map(str.isprintable, words)):
         return "has control characters"
     if len(key) < _LEAST_KEY:
-        return f"the key of {name} has fewer than {_LEAST_KEY} characters; make one with: openssl rand -hex 32"
+        return f"the key of {name} has fewer than {_LEAST_KEY} characters; create one with: openssl rand -hex 32"
     if key in tenants:
-        return f"the key of {name} is that of {tenants[key].name} too; each needs its own"
+        return f"{name} and {tenants[key].name} have the same key; each tenant needs its own"
     if salts.get(name, salt) != salt:
-        return f"{name} has another salt in a line before; a tenant has one"
+        return f"{name} has a different salt on an earlier line; a tenant has one"
     return None

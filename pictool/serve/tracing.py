@@ -42,7 +42,7 @@ def make_provider() -> TracerProvider | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise InputError(
-            f"{named} is set: traces need pip install 'pictool[otel]', or OTEL_SDK_DISABLED=true"
+            f"{named} is set, but traces need pip install 'pictool[otel]'; install it, or set OTEL_SDK_DISABLED=true"
         ) from error
     provider = TracerProvider(resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "pic")}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

@@ -216,13 +216,23 @@ class CompiledText:
     continues: bool = field(default=False, compare=False, repr=False)
 
 
+REASONS = {  # why parts of a prompt are computed
+    "policy": "the policy reuses no documents",
+    "not_searched": "the request turned recognition off and named no stored document",
+    "no_object": "no stored document of this tenant is in this text; compile it, upload it, or start with --learn 2G",
+    "too_short": "too few tokens to be recognised, or merged with their surroundings by the tokenizer",
+    "not_stored": "the store has no room for this marked text",
+    "problem": "an object of the prompt cannot be used, so all of the prompt is computed",
+}
+
+
 @dataclass(frozen=True)
 class PromptPart:
     """What became of the tokens [start, end) of a prompt.
 
     Fields:
         reason: how their object was found (cache, marker, recognised, moved); "prefix": an earlier request
-            computed them; else why they were computed (`explained.REASONS`).
+            computed them; else why they were computed (`REASONS`).
         key: of their object; empty: they were computed.
         recomputed: of an object's tokens, computed again: the mean over layers, rounded up; None: not known.
         is_new: their object was compiled for this request.
@@ -295,8 +305,11 @@ class Reuse:
         return self.exact + self.linked + self.recomputed
 
     def report(self) -> dict[str, Any]:
-        """The field `pic` of a response."""
+        """The field `pic` of a response; `reason` is why the longest part was computed, if it was."""
         more: dict[str, Any] = {} if self.problem is None else {"problem": self.problem}
+        longest = max(self.parts, key=lambda part: part.end - part.start, default=None)
+        if longest is not None and longest.state == "computed":
+            more |= {"reason": longest.reason, "hint": REASONS[longest.reason]}
         if self.notes:
             more["notes"] = list(self.notes)
         if self.retrieved:
@@ -393,7 +406,7 @@ class BackendStatus:
     """How a backend is.
 
     Fields:
-        divergence: KL(full ‖ linked) in nats by policy, of the start-up check.
+        divergence: KL(full ‖ linked) in nats an answer by policy, of the start-up check.
         learned_bytes: of objects that were compiled from texts which requests repeat. learning_failures: such texts
             that could not be compiled, or not written.
         pool: what a pool on the device did; None: there is none.
@@ -412,11 +425,14 @@ class BackendStatus:
 class Backend(ABC):
     """One engine with one model. `model` is the model's name in the API, `created` when it was started.
 
+    `own_name` is what the model is called where it runs, as the path of its folder: requests may use it, too.
+
     `response_template` is how the model writes calls and reasoning (`transformers`' chat_parsing); None: unknown.
     """
 
     response_template: Mapping[str, Any] | None = None
     model: str
+    own_name: str = ""
     created: int
     context_length: int
     policy: Policy  # of requests that name none
@@ -456,7 +472,7 @@ class Backend(ABC):
             spec: its documents are texts, or keys.
             compares: whether it is answered under full recompute too.
         """
-        raise ApiError(501, "this server's engine takes no requests of pic link; link without --server")
+        raise ApiError(501, "this server's engine does not support /v1/link; use pic link")
 
     async def retrieve(
         self, query: DocumentQuery, tenant: Tenant, linking: Linking, texts: Sequence[str], max_new_tokens: int
@@ -466,7 +482,7 @@ class Backend(ABC):
         Raises:
             ApiError: no such folder. InputError: no document has a word of the query.
         """
-        raise ApiError(501, "documents: this server finds none by a query; send their texts", param="documents")
+        raise ApiError(501, "documents: this server cannot retrieve by query; send the texts", param="documents")
 
     @abstractmethod
     def status(self) -> BackendStatus:

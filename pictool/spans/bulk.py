@@ -88,8 +88,8 @@ class AnswerDigests:
                 case Retrieve():
                     files += source_files(node.sources, options.base)
         said = [
-            options.max_new_tokens, options.top_p, options.seed, bulk_query.line, options.codec, options.arity,
-            asdict(options.budget), options.keeps_outputs, options.sorts_plus, options.has_rules,
+            options.max_new_tokens, options.top_p, options.seed, bulk_query.line, options.codec, options.after,
+            options.arity, asdict(options.budget), options.keeps_outputs, options.sorts_plus, options.has_rules,
         ]  # fmt: skip
         engines = [[name, self._engine_identity(name)] for name in sorted(models)]
         return [to_json(bulk_query.query), said, engines, [self._contents.of(path) for path in files]]

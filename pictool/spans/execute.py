@@ -177,6 +177,7 @@ def _spec(request: CallRequest) -> Spec:
     return replace(
         Spec.raw(prompt.documents, prompt.tail, options.policy, prompt.head),
         max_new_tokens=limit if left is None else min(limit, left), sampling=sampling, codec=options.codec,
+        after=options.after,
     )  # fmt: skip
 
 

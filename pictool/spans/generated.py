@@ -104,7 +104,7 @@ def keep_output(
     parent, rotation = _parent(answer, codec), model.stack.rotation_id(image.layout.num_tokens)
     identity = model.target.identify_block(ids, parent, rotation, model.salt)
     meta = ObjectMeta(
-        identity.key, model.target, len(own), 0, codec, parent=parent, rotation=rotation or None,
+        identity.key, model.target, len(own), codec, parent=parent, rotation=rotation or None,
         salted=identity.salted,
     )  # fmt: skip
     model.require_storable()

@@ -71,7 +71,7 @@ def make_prompt(model: Model, query: Query) -> CallPrompt:
     """
     spans = spans_of(query)
     if not spans:
-        raise InputError("the input is empty; there is nothing to answer")
+        raise InputError("the input is empty; nothing to answer")
     render = _render_chat if model.tokenizer.chat_template else _render_plain
     head, between, tail = render(model, spans)
     objects = [span for span in spans if span.is_object]
@@ -195,7 +195,9 @@ def _render_chat(model: Model, spans: Sequence[MessageSpan]) -> tuple[PromptText
         start = text.find(mark, at)
         end = text.find(_CLOSE, start + len(mark))
         if start < 0 or end < 0:
-            raise ModelError(f"{model.name}: its chat template changes the user's message; it cannot be split at spans")
+            raise ModelError(
+                f"{model.name}: its chat template changes the user's message, so it cannot be split at spans"
+            )
         between.append(rendered.cut(at, start))
         at = end + len(_CLOSE)
     return between[0], between[1:], rendered.cut(at)
@@ -222,7 +224,7 @@ def _chat(model: Model, spans: Sequence[MessageSpan]) -> tuple[list[dict[str, st
             continue
         for message in span.messages:
             if "\x02" in message.text or _CLOSE in message.text:
-                raise InputError("a message has the control character \\x02 or \\x04; take it out")
+                raise InputError("a message contains the control character \\x02 or \\x04; remove it")
             add(message.role, message.text, message.text)
             before = message.text
     return [{"role": role, "content": "".join(texts)} for role, texts in chat], count

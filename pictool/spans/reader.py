@@ -43,7 +43,7 @@ class QueryReader:
             raise self.fail(path, f"must be a mapping with one key, an operator, not {shown_value(data)}")
         ((kind, value),) = data.items()
         if kind not in self._operators:
-            raise self.fail(path, f"unknown operator {kind!r}; known are {', '.join(self._operators)}")
+            raise self.fail(path, f"unknown operator {kind!r}; known operators: {', '.join(self._operators)}")
         return replace(self._operators[kind](self, value, (*path, kind), depth + 1), origin=path)
 
     def queries(self, value: Any, path: Path, depth: int) -> tuple[Query, ...]:
@@ -58,20 +58,20 @@ class QueryReader:
             raise self.fail(path, f"must be a mapping with {', '.join(required)}, not {shown_value(value)}")
         for key in required:
             if key not in value:
-                raise self.fail(path, f"has no {key}")
+                raise self.fail(path, f"is missing {key}")
         for key in value:
             if key not in required + optional:
-                raise self.fail(path, f"unknown key {key!r}; known are {', '.join(required + optional)}")
+                raise self.fail(path, f"unknown key {key!r}; known keys: {', '.join(required + optional)}")
         return value
 
     def text(self, value: Any, path: Path) -> str:
         """A text that can be written as UTF-8."""
         if not isinstance(value, str):
-            raise self.fail(path, f"must be a text, not {shown_value(value)}; put it in quotes")
+            raise self.fail(path, f"must be a string, not {shown_value(value)}; put it in quotes")
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise self.fail(path, f"is not Unicode text at character {error.start}") from error
+            raise self.fail(path, f"is not valid Unicode at character {error.start}") from error
         return value
 
     def texts(self, value: list[Any], path: Path) -> tuple[str, ...]:

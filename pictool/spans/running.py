@@ -14,6 +14,7 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pictool.compiler.compile import CODEC
+from pictool.compiler.contexts import PREVIOUS
 from pictool.errors import InputError, PicError
 from pictool.linker.policies import DEFAULT, make_policy
 from pictool.linker.policies.base import Policy
@@ -116,7 +117,7 @@ def _quiet(*_: Any) -> None:
 
 
 def _nobody(text: str) -> str:
-    raise InputError(f"asks {text!r}, but there is nobody to answer; run it from a terminal")
+    raise InputError(f"asks {text!r}, but no one can answer here; run it from a terminal")
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class RunOptions:
     Fields:
         policy: how the spans of a + are linked.
         max_new_tokens: of calls that say 0 or nothing. top_p: of those that name none. seed: each call has its own.
-        codec: how the KV of spans is kept.
+        codec, after: how spans are compiled.
         base: the folder that files are relative to.
         arity: judges of more candidates become trees of such judges; None: none do.
         sorts_plus: children of a + are put in the order of their content, so that equal sets are equal prefixes.
@@ -165,6 +166,7 @@ class RunOptions:
     top_p: float = 1.0
     seed: int = 0
     codec: str = CODEC
+    after: str = PREVIOUS
     base: FilePath = FilePath()
     arity: int | None = None
     sorts_plus: bool = False

@@ -117,12 +117,12 @@ def read_run(path: Path) -> QueryRun:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is no JSON ({error}); run pic query --trace again") from error
+        raise InputError(f"{path}: is not JSON ({error}); run pic query --trace again") from error
     try:
         return _parse(path, data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise InputError(f"{path}: is no run of a query ({problem}); run pic query --trace again") from error
+        raise InputError(f"{path}: is not a query run ({problem}); run pic query --trace again") from error
 
 
 def _parse(path: Path, data: Any) -> QueryRun:
@@ -134,14 +134,14 @@ def _parse(path: Path, data: Any) -> QueryRun:
     calls = [_call(path.parent, entry) for entry in _list(data["calls"])]
     answer, error = data["answer"], data["error"]
     if not all(value is None or isinstance(value, str) for value in (answer, error)):
-        raise TypeError("answer and error must be texts or null")
+        raise TypeError("answer and error must be strings or null")
     return QueryRun(path, answer, error, nodes, {call.path: call for call in calls}, data)
 
 
 def _call(folder: Path, entry: Any) -> CallRun:
     tokens, timing, trace = entry["tokens"], entry["timing"], entry["trace"]
     if trace is not None and Path(_text(trace)).name != trace:
-        raise ValueError(f"the trace {shown(trace)} is no name of a file beside it")
+        raise ValueError(f"the trace {shown(trace)} is not the name of a file beside it")
     return CallRun(
         _path(entry["node"]), _text(entry["answer"]), _text(entry["algo"]), _number(tokens["context"]),
         _number(tokens["recomputed"]), _number(tokens["prompt"]), _number(tokens["generated"]),
@@ -152,23 +152,23 @@ def _call(folder: Path, entry: Any) -> CallRun:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{shown(value)} is no text")
+        raise TypeError(f"{shown(value)} is not a string")
     return value
 
 
 def _number(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
-        raise TypeError(f"{shown(value)} is no number of tokens or seconds")
+        raise TypeError(f"{shown(value)} is not a number of tokens or seconds")
     return value
 
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise TypeError(f"{shown(value)} is no list")
+        raise TypeError(f"{shown(value)} is not a list")
     return value
 
 
 def _path(value: Any) -> NodePath:
     if not all(isinstance(step, int | str) for step in _list(value)):
-        raise TypeError(f"{shown(value)} is no path")
+        raise TypeError(f"{shown(value)} is not a path")
     return tuple(value)

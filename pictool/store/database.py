@@ -91,7 +91,7 @@ def writing(root: Path, wait_s: float = WAIT_S) -> Iterator[sqlite3.Connection]:
     """
     path = root / DATABASE
     if not may_write(root):
-        raise UnwritableStoreError(f"{root}: is no store yet, so nothing was changed")
+        raise UnwritableStoreError(f"{root}: is not a store yet; nothing was changed")
     with _named(path), _in_turn(wait_s):
         if not os.path.lexists(path):  # to open and close the file of a database would end the locks that it has
             make_file(path)
@@ -121,7 +121,7 @@ os.register_at_fork(after_in_child=_start_turns)
 @contextmanager
 def _in_turn(wait_s: float) -> Iterator[None]:
     if not _turn.acquire(timeout=wait_s):
-        raise sqlite3.OperationalError("other threads write it")
+        raise sqlite3.OperationalError("other threads are writing to it")
     try:
         yield
     finally:
@@ -134,7 +134,7 @@ def _connected(path: Path, wait_s: float, may_write: bool = True) -> Iterator[sq
     for place in (path, *(path.with_name(path.name + more) for more in ("-journal", "-wal", "-shm"))):
         with suppress(FileNotFoundError):
             if not stat.S_ISREG(place.lstat().st_mode):  # sqlite would follow it elsewhere, or wait for it
-                raise StoreError(f"{place}: cannot be used (a link, or no regular file); remove it")
+                raise StoreError(f"{place}: cannot be used (a link, or not a regular file); remove it")
     uri = f"{path.absolute().as_uri()}?mode={'rw' if may_write else 'ro'}"
     with closing(sqlite3.connect(uri, uri=True, timeout=wait_s, isolation_level=None)) as db:
         db.text_factory = lambda text: text.decode(errors="replace")  # a damaged text costs no other
@@ -155,7 +155,9 @@ def _is_made(db: sqlite3.Connection) -> bool:
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if found and (found, version) != (list(_TABLES.values()), _VERSION):
         (_, _, path), *_ = db.execute("PRAGMA database_list")
-        raise StoreError(f"{path}: has other tables than this version of pic; use a later one, or move the file away")
+        raise StoreError(
+            f"{path}: has tables that this version of pic does not know; use a later pic, or move the file away"
+        )
     return bool(found)
 
 
@@ -179,7 +181,7 @@ def _named(path: Path) -> Iterator[None]:
         if type(error) is sqlite3.DatabaseError and path.name == DATABASE and may_write(path.parent):
             _remake(path)
         raise StoreError(
-            f"{path}: cannot be used ({error}); if it stays so, remove it: leases end, and no object is lost"
+            f"{path}: cannot be used ({error}); if this persists, remove it: leases end, but no object is lost"
         ) from error
 
 

@@ -59,11 +59,11 @@ def ensure_store(root: Path, outer: Path | None = None, on_adopt: Callable[[str]
             with atomic_write(root / MARK, root / "tmp") as file:
                 file.write(_TEXT % 1)
             if is_earlier and outer == root:
-                on_adopt(f"{root}: a store of an earlier version; {MARK} in it now says that it is one")
+                on_adopt(f"{root}: a store of an earlier version; now marked as a store by {MARK}")
         if (root / "objects").is_symlink() and (foreign := _foreign_objects(root)):
             raise _refusal(root, foreign)
     except OSError as error:
-        raise UnwritableStoreError(f"{root}: cannot be made ({error.strerror}); nothing was changed") from error
+        raise UnwritableStoreError(f"{root}: cannot be created ({error.strerror}); nothing was changed") from error
 
 
 def mark_leased(root: Path) -> None:
@@ -83,7 +83,7 @@ def make_within(root: Path, *names: str) -> Path:
     try:
         make_directory(path, root)
     except OSError as error:
-        raise UnwritableStoreError(f"{path}: cannot be made ({error.strerror}); nothing was changed") from error
+        raise UnwritableStoreError(f"{path}: cannot be created ({error.strerror}); nothing was changed") from error
     return path
 
 
@@ -120,7 +120,7 @@ def is_marked(root: Path) -> bool:
     version = _version(root)
     if version not in (b"", b"1", b"2"):
         theirs = version.decode()[:20]
-        raise StoreError(f"{root}: a store of version {theirs}, but this pic writes version 2; use a later one")
+        raise StoreError(f"{root}: a store of version {theirs}, but this pic writes version 2; use a later pic")
     return version != b""
 
 
@@ -158,8 +158,8 @@ def _is_of_earlier_version(root: Path) -> bool:
 def _refusal(root: Path, foreign: list[str]) -> StoreError:
     more = f" and {len(foreign) - _SHOWN:,d} more" if len(foreign) > _SHOWN else ""
     return StoreError(
-        f"{root}: is no store, and has other files ({', '.join(foreign[:_SHOWN])}{more}), so nothing was changed; "
-        "name a directory that is empty, or not there yet"
+        f"{root}: is not a store, and contains other files ({', '.join(foreign[:_SHOWN])}{more}), so nothing was "
+        "changed; choose an empty or new directory"
     )
 
 

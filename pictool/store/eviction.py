@@ -10,7 +10,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pictool.errors import NoRoomError, StoreError
 from pictool.store.directory import ensure_store
-from pictool.store.entries import Entry, entries
+from pictool.store.entries import Entry, entries, is_key, object_path
 from pictool.store.files import LOCK, fsync_directory, locked, make_directory, make_file, require_no_links
 from pictool.store.leases import leased_keys
 from pictool.store.signatures import SUFFIX as SIGNED
@@ -73,9 +73,9 @@ def publish(root: Path, temp: Path, target: Path, max_bytes: int | None, replace
         with suppress(OSError):
             target.rmdir()  # only if there is nothing in it
     if target.is_dir() and not target.is_symlink():
-        raise StoreError(f"{target}: is a directory, where an object belongs; move it away")
+        raise StoreError(f"{target}: is a directory in the place of an object; move it away")
     if max_bytes is not None and size > max_bytes:
-        raise NoRoomError(f"{target}: {size:,d} bytes, but the store may hold {max_bytes:,d}; allow it more")
+        raise NoRoomError(f"{target}: {size:,d} bytes, but the store may hold {max_bytes:,d}; raise its max_size")
     with locked_store(root) as fd:
         replaced = Entry.of(target)
         if replaced and not replace:
@@ -85,7 +85,7 @@ def publish(root: Path, temp: Path, target: Path, max_bytes: int | None, replace
             forget_total(fd)
             total, evicted = _evict(root, int(max_bytes * _LOW_WATER) - size, target)
         if max_bytes is not None and total + size > max_bytes:
-            raise NoRoomError(f"{target}: does not fit, pinned or leased objects fill {root}; allow it more")
+            raise NoRoomError(f"{target}: does not fit, pinned or leased objects fill {root}; raise its max_size")
         _write_total(fd, total + size)
         os.replace(temp, target)
     return evicted
@@ -241,6 +241,38 @@ def pin(root: Path, key: str) -> None:
         fsync_directory(root / "pins")
     except OSError as error:
         raise StoreError(f"{root / 'pins'}: cannot be written ({error.strerror}); nothing was pinned") from error
+
+
+# Learned objects, which a server compiled unasked: marked in the same way
+
+
+def mark_learned(root: Path, key: str, max_bytes: int) -> Tally:
+    """Count an object among the learned ones, and remove those that were used least recently beyond `max_bytes`.
+
+    Returns what was removed. Raises StoreError.
+    """
+    marks, objects = root / "learned", list[Entry]()
+    try:
+        make_directory(marks, root)
+        make_file(marks / key)
+        for name in os.listdir(marks):
+            entry = Entry.of(object_path(root, name)) if is_key(name) else None
+            if entry is not None:
+                objects.append(entry)
+            elif name != key:  # it was evicted
+                (marks / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"{marks}: cannot be written ({error.strerror}); make it a directory of yours") from error
+    return _remove_least(root, objects, max_bytes, partial(remove_all, root))[1]
+
+
+def unmark_learned(root: Path, keys: Iterable[str]) -> None:
+    """Let objects stay that somebody compiles himself, if they were learned."""
+    marks = root / "learned"
+    if marks.is_dir() and not marks.is_symlink():
+        for key in keys:
+            with suppress(OSError):
+                os.unlink(marks / key)
 
 
 def unpin(root: Path, key: str) -> None:

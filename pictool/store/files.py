@@ -275,7 +275,7 @@ def _open_own(path: Path) -> int:
 
 
 def _open_existing(path: Path, flags: int) -> int:
-    problem = f"{path.name} is a link, or no regular file; remove it"
+    problem = f"{path.name} is a link, or not a regular file; remove it"
     try:
         fd = os.open(path, flags)
     except OSError as error:

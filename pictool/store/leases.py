@@ -81,7 +81,9 @@ class Share:
             (num_leases, self.num_leases, "caches"),
         ):  # fmt: skip
             if most is not None and count > most:
-                raise ShareError(f"your caches would have {count:,d} {what}; {most:,d} at most, so end some")
+                raise ShareError(
+                    f"your caches would have {count:,d} {what}, but at most {most:,d} are allowed; delete some"
+                )
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ class Leases:
         try:
             return self.extend(name, tenant, self._clock() + lease.ttl)
         except StoreError as error:
-            _log.warning("pic: a cache that was used does not last longer: %s", error)
+            _log.warning("pic: the lifetime of a used cache was not extended: %s", error)
             return lease
 
     def extend(self, name: str, tenant: str, expires: float) -> Lease | None:

@@ -145,19 +145,19 @@ class Signers:
         except FileNotFoundError as error:
             if is_new:
                 return cls(path, {}, {})
-            raise InputError(f"{path}: no such list of signers; begin one with pic store trust NAME KEY") from error
+            raise InputError(f"{path}: no such list of signers; create one with pic store trust NAME KEY") from error
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "is no text"
+            why = error.strerror if isinstance(error, OSError) else "is not text"
             raise InputError(f"{path}: the list of signers cannot be read ({why})") from error
         if mode.st_uid not in (os.getuid(), 0) or mode.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise InputError(f"{path}: others may write to this list of signers; check it, then chmod go-w")
+            raise InputError(f"{path}: other users can write to this list of signers; check it, then chmod go-w")
         trusted, revoked = dict[str, str](), dict[str, str]()
         for number, line in enumerate(text.splitlines(), 1):
             if not line.strip() or line.startswith("#"):
                 continue
             found = _SIGNER.fullmatch(line)
             if found is None:
-                raise InputError(f"{path}:{number}: is no signer; a line is [revoked] ed25519:KEY NAME")
+                raise InputError(f"{path}:{number}: is not a signer; a line is [revoked] ed25519:KEY NAME")
             (revoked if found[1] else trusted)[found[2]] = found[3]
         return cls(path, {key: name for key, name in trusted.items() if key not in revoked}, revoked)
 
@@ -170,7 +170,7 @@ class Signers:
                 f"{key}: was revoked as {self.revoked[key]}; sign with a new key (pic store sign --signing-key=FILE)"
             )
         if name in {other for listed, other in self.trusted.items() if listed != key}:
-            raise InputError(f"{name}: is another key's name already; choose another, or revoke that key first")
+            raise InputError(f"{name}: already names another key; choose another name, or revoke that key first")
         return Signers(self.path, {**self.trusted, key: name}, self.revoked)
 
     def revoke(self, name: str) -> Signers:
@@ -231,18 +231,18 @@ class SigningKey:
             mode = path.stat()
             if mode.st_uid not in (os.getuid(), 0) or mode.st_mode & 0o077:
                 raise InputError(
-                    f"{path}: others may read this private key, or it is theirs; nothing was signed. If it may be "
-                    "known, remove it, make a new one (pic store sign) and revoke this; else chmod 600"
+                    f"{path}: other users own or can read this private key; nothing was signed. If it may be "
+                    "known, remove it, create a new one (pic store sign) and revoke this one; otherwise chmod 600"
                 )
             private = load_pem_private_key(read_file(path, 1 << 16), None)
         except FileNotFoundError as error:
-            raise InputError(f"{path}: no such private key; make one with pic store sign") from error
+            raise InputError(f"{path}: no such private key; create one with pic store sign") from error
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror})") from error
         except (ValueError, TypeError) as error:  # TypeError: it has a password
-            raise InputError(f"{path}: is no private key without a password; name another") from error
+            raise InputError(f"{path}: is not a private key without a password; choose another") from error
         if not isinstance(private, Ed25519PrivateKey):
-            raise InputError(f"{path}: is no Ed25519 key; make one with pic store sign")
+            raise InputError(f"{path}: is not an Ed25519 key; create one with pic store sign")
         return cls(path, private)
 
     @classmethod
@@ -253,7 +253,7 @@ class SigningKey:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         if os.path.lexists(path):
-            raise InputError(f"{path}: exists already; remove it to make a new key, with which you sign again")
+            raise InputError(f"{path}: already exists; remove it to create a new key, then sign again")
         private = Ed25519PrivateKey.generate()
         pem = private.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -304,7 +304,7 @@ def require_signed_file(trust: Trust | None, path: Path) -> None:
     """Check that a whole file has a trusted signer, if one is required. Raises InputError."""
     signers = None if trust is None else trust.signers
     if signers is not None and signers.signer_of(Signed.of_file(path), read_sidecar(path)) is None:
-        raise InputError(f"{path}: no key in {signers.path} has signed it as it is; sign it (pic store sign)")
+        raise InputError(f"{path}: has no valid signature by a key in {signers.path}; sign it (pic store sign)")
 
 
 def sign_file(key: SigningKey, path: Path) -> None:

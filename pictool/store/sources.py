@@ -39,5 +39,5 @@ def read_sources(root: Path, on_problem: Callable[[str], None] = lambda problem:
         with reading(root, _WAIT_S) as db:
             return {key: Source(str(source), str(model)) for key, source, model in db.execute("SELECT * FROM sources")}
     except StoreError as error:
-        on_problem(f"{error}; files and models are not named, the objects are there")
+        on_problem(f"{error}; the objects are listed without their files and models")
         return {}

@@ -6,6 +6,7 @@
 .pic/tmp/…                      being written; renamed into place after fsync
 .pic/lock                       held while objects appear and disappear (eviction.py)
 .pic/pins/KEY                   objects that are not evicted
+.pic/learned/KEY                objects that a server compiled unasked, which have a bound of their own (eviction.py)
 .pic/store.sqlite3              index, hits, sources, folders, readings, leases (database.py)
 """
 
@@ -25,12 +26,13 @@ from pictool.reading import with_home
 from pictool.store import eviction
 from pictool.store.database import DATABASE
 from pictool.store.directory import ensure_store
-from pictool.store.entries import DEFAULT_ROOT, Entry, entries, is_key, keys_of, object_path, shards
+from pictool.store.entries import DEFAULT_ROOT, SUFFIX, Entry, entries, is_key, keys_of, object_path, shards
 from pictool.store.files import atomic_write as atomic_write
 from pictool.store.index import Index, describe
 from pictool.store.index import StoredObject as StoredObject
 from pictool.store.memory import LayerMemory
 from pictool.store.objects.format import CompiledChunk, ObjectFile, write_object
+from pictool.store.opened import opened
 from pictool.store.remote.fetching import Destination, Fetcher, PartialObjectFile
 from pictool.store.remote.remote import Remote
 from pictool.store.signatures import Signed, Trust, lines_of, read_sidecar, write_sidecar
@@ -43,8 +45,8 @@ _MIN_PREFIX = 4
 class Store:
     """Objects by key in a directory (argument, `PIC_STORE`, or `.pic`). Creating one touches nothing on disk.
 
-    With `max_bytes` every put makes room for its object: the least recently used ones are evicted. An object that is
-    not here is fetched from the `remote`, and kept here. Links share `memory_bytes` of host memory for layers that they
+    With `max_bytes` every put makes room for its object by evicting the least recently used ones. A missing object
+    is fetched from the `remote`, and stored here. Links share `memory_bytes` of host memory for layers that they
     read. `on_warning` is called with a message when the remote fails.
 
     Where `trust` has signers, an object that none of them signed is absent, unless this process computed it; where it
@@ -64,7 +66,7 @@ class Store:
         self._is_in_use = False
         self.trust, self._own = trust, dict[str, str]()  # digests of what this process computed, by key
         admits = self.admits if self.requires_signed else None
-        publish = partial(self._publish, replace=False)  # what is there may have been compiled meanwhile, with a table
+        publish = partial(self._publish, replace=False)  # what is there was compiled meanwhile
         destination = Destination(self.root, max_bytes, publish, self.ensure_store, admits)
         self._fetcher = None if self.remote is None else Fetcher(self.remote, destination, on_warning)
 
@@ -124,7 +126,7 @@ class Store:
 
     def warn_of_damage(self, error: ObjectError) -> None:
         """Say that an object here is damaged, whose text is at hand and is compiled again."""
-        self.on_warning(f"{error}; going on, its text is compiled again")
+        self.on_warning(f"{error}; continuing, its text is compiled again")
 
     def open(self, key: str) -> ObjectFile:
         """Open an object by its whole key to use it: `peek`, then `mark_used`.
@@ -143,26 +145,31 @@ class Store:
 
     def mark_used(self, file: ObjectFile) -> None:
         """Count an open object of this store as a hit, or as a miss if it is being fetched; it is now used last."""
-        is_miss = isinstance(file, PartialObjectFile)
         if not self._is_in_use:
             self._is_in_use = True
             with suppress(StoreError):  # nothing is counted then
                 self.ensure_store()
-        counts = UsageCounts(misses=1) if is_miss else UsageCounts(hits=1, hit_bytes=file.num_bytes)
-        self.counters.add(counts, None if is_miss else file.meta.key)
+        if isinstance(file, PartialObjectFile):
+            self.counters.add(UsageCounts(misses=1))
+        else:
+            self.counters.hit(file.meta.key, file.num_bytes)
         file.touch()
 
     def peek(self, key: str) -> ObjectFile:
         """Open an object by its whole key, here or at the remote, without counting or marking it as used.
 
         An object from the remote can be read at once, and is moved into the store after it was closed. Raises as `open`
-        does.
+        does. One that is here stays open, checked.
         """
-        if self._fetcher is not None and not os.path.exists(self.path(key)):
+        path = f"{self.root}/objects/{key[:2]}/{key}{SUFFIX}"
+        if (known := opened.find(path)) is not None and (not self.requires_signed or self.admits(known)):
+            known.require_key(key)
+            return known
+        if self._fetcher is not None and not os.path.exists(path):
             file = self._fetcher.open(key)
             if file is not None:
                 return file
-        return self.peek_local(key)
+        return opened.keep(path, self.peek_local(key))
 
     def peek_local(self, key: str) -> ObjectFile:
         """`peek`, without the remote."""
@@ -243,7 +250,7 @@ class Store:
 
     def skip_remote(self, error: RemoteError) -> None:
         """Go on without an object that the remote failed to return; it is not requested again for a while."""
-        self.on_warning(f"{error}; going on without it, its text is compiled here")
+        self.on_warning(f"{error}; continuing without it, its text is compiled here")
         if self._fetcher is not None:
             self._fetcher.skip(error.key)
 
@@ -311,6 +318,15 @@ class Store:
         self.counters.add(
             UsageCounts(writes=1, written_bytes=size, evictions=evicted.count, evicted_bytes=evicted.num_bytes)
         )
+        if evicted.count:
+            opened.close_removed()
+
+    def mark_learned(self, key: str, max_bytes: int) -> None:
+        """`eviction.mark_learned`, counted. Raises StoreError."""
+        evicted = eviction.mark_learned(self.root, key, max_bytes)
+        if evicted.count:
+            self.counters.add(UsageCounts(evictions=evicted.count, evicted_bytes=evicted.num_bytes))
+            opened.close_removed()
 
     # Names and listings
 
@@ -368,7 +384,7 @@ class Store:
         matches = found if salt is None else [key for key in found if self._is_of(key, salt)]
         if len(matches) != 1:
             what = "no object" if not matches else f"{len(matches)} objects"
-            hint = f" ({self.remote} is asked for whole keys)" if self.remote else ""
+            hint = f" ({self.remote} is searched for whole keys only)" if self.remote else ""
             which = "this key" if salt is None else "this key and salt"
             raise StoreError(f"{prefix}: {what} with {which} in the store {self.root}{hint}; see pic store ls")
         return matches[0]

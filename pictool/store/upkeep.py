@@ -26,6 +26,7 @@ from pictool.store.eviction import Tally
 from pictool.store.files import remove_stale_temp, require_no_links
 from pictool.store.leases import leased_keys
 from pictool.store.objects.format import ObjectFile
+from pictool.store.opened import opened
 from pictool.store.readings import forget_readings
 from pictool.store.scratch import abandoned_scratch, remove_scratch
 from pictool.store.signatures import sidecar_of
@@ -59,6 +60,7 @@ def gc(store: Store, max_bytes: int | None = None) -> GcResult:
     except OSError as error:
         raise _cannot_change(store, error) from error
     store.counters.add(UsageCounts(evictions=evicted.count, evicted_bytes=evicted.num_bytes))
+    opened.close_removed()
     _forget(store)
     return GcResult(Tally(len(stale), sum(stale)), evicted, num_bytes)
 
@@ -138,10 +140,10 @@ def would_expire(store: Store, keys: Sequence[str], force: bool = False) -> list
     pins = eviction.pinned(store.root)
     pinned = [entry.key for entry in objects if entry.key in pins]
     if pinned and not force:
-        raise StoreError(f"{pinned[0][:12]}: is pinned, and stays; unpin it first, or use --force")
+        raise StoreError(f"{pinned[0][:12]}: is pinned; unpin it first, or use --force")
     leased = [] if force else sorted(leased_keys(store.root) & {entry.key for entry in objects})
     if leased:
-        raise StoreError(f"{leased[0][:12]}: is leased by a server, and stays; end the lease first, or use --force")
+        raise StoreError(f"{leased[0][:12]}: is leased by a server; end the lease first, or use --force")
     return objects
 
 
@@ -184,10 +186,12 @@ def _remove(store: Store, objects: list[Entry]) -> Tally:
         return eviction.remove_all(store.root, objects)
     except OSError as error:
         raise _cannot_change(store, error) from error
+    finally:
+        opened.close_removed()
 
 
 def _cannot_change(store: Store, error: OSError) -> StoreError:
-    return StoreError(f"{store.root}: cannot be changed ({error.strerror or error}); see who may write to it")
+    return StoreError(f"{store.root}: cannot be changed ({error.strerror or error}); check its permissions")
 
 
 @dataclass(frozen=True)
@@ -324,7 +328,7 @@ def take_out(store: Store, key: str, check: Check | None = None) -> bool:
 
 
 def _what_is(path: Path) -> str:
-    return "a directory, where an object belongs" if path.is_dir() else "damaged"
+    return "a directory in the place of an object" if path.is_dir() else "damaged"
 
 
 def find_problem(store: Store, key: str, check: Check | None = None) -> PicError | None:

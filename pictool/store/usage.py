@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -69,10 +70,19 @@ class Counters:
 
     def add(self, counts: UsageCounts, hit: str | None = None) -> None:
         """Count; `hit` is the key of the object that was hit."""
+        self._add(vars(counts), hit)
+
+    def hit(self, key: str, num_bytes: int) -> None:
+        """Count a hit of an object of so many bytes; a link has many."""
+        self._add({"hits": 1, "hit_bytes": num_bytes}, key)
+
+    def _add(self, counts: Mapping[str, int], hit: str | None) -> None:
         with _lock:
-            pending = _pending.setdefault(self._root, _Pending())
-            pending.counts.update(asdict(counts))
-            pending.hits.update([hit] if hit else [])
+            pending = _pending.get(self._root) or _pending.setdefault(self._root, _Pending())
+            for name, count in counts.items():
+                pending.counts[name] += count
+            if hit is not None:
+                pending.hits[hit] += 1
             is_due = time.monotonic() - pending.since > _FLUSH_S
         if is_due:
             _flush(self._root, _ADD_WAIT_S)

@@ -134,7 +134,7 @@ def _empty_scores(num_layers: int, num_heads: int, layout: Layout, num_decoded: 
     rows, columns = layout.num_tokens - layout.num_context + num_decoded, layout.num_tokens + num_decoded
     if 4 * num_layers * num_heads * rows * columns > MAX_BYTES:
         raise InputError(
-            f"the attention of {rows} rows over {columns} tokens in {num_layers} layers of {num_heads} heads is more "
-            f"than {MAX_BYTES >> 30} GiB; choose one layer with --layer"
+            f"the attention of {rows} rows over {columns} tokens in {num_layers} layers of {num_heads} heads would "
+            f"take more than {MAX_BYTES >> 30} GiB; choose one layer with --layer"
         )
     return np.full((num_layers, num_heads, rows, columns), -np.inf, dtype=np.float32)

@@ -50,7 +50,7 @@ def attention_sinks(model: Model, tokens: Sequence[int], dummies: Sequence[int] 
         InputError: no row follows the initial tokens. ModelError: a GGUF file.
     """
     if len(tokens) <= NUM_INITIAL:
-        raise InputError(f"the first {NUM_INITIAL} of {len(tokens)} tokens leave none after them")
+        raise InputError(f"the chunk has {len(tokens)} tokens, but the measurement needs more than {NUM_INITIAL}")
     from pictool.runtime.activations import image_of_tokens
 
     _ = model.module  # raises for a GGUF file: llama.cpp shows no keys

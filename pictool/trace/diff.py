@@ -54,7 +54,7 @@ class TraceDiff:
         common: how many generated tokens are equal, from the first one on. parting: the next token of each link, or
             None where its answer ends.
         same_answer: whether the texts are equal.
-        other_objects: the chunks (from 0) that were linked from different objects, as with other sinks.
+        other_objects: the chunks (from 0) that were linked from different objects, as after another context.
     """
 
     selection: SelectionDiff

@@ -7,7 +7,8 @@ format      "pictool.trace" (plain)            version     "2" (plain)
 answer      the answer's text (plain)          report      what `pic link --json` prints
 target      what the objects were compiled for: architecture, model, tokenizer, dtype, geometry
 texts       of the head, each chunk and the tail
-chunks      for each: its source (for people), and its object's key, sinks and codec ("none" if absent)
+chunks      for each: its source (for people), and its object's key, codec ("none" if absent) and what it was
+            compiled after, as headers of objects have it
 pieces      the text of each token [n]
 generated   for each generated token: id, text, log-probability
 top         candidates for the first token, the likeliest first: id and text
@@ -23,14 +24,14 @@ import json
 import math
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.core import Geometry, Layout, RowMask, Target
+from pictool.core import Contexts, Geometry, Layout, RowMask, Target, contexts_fields, parse_contexts
 from pictool.errors import TraceError
 from pictool.linker.policies import policies
 from pictool.linker.policies.base import Knob
@@ -42,7 +43,6 @@ _AGAIN = "link again with --trace"
 _DAMAGED = f"the trace is damaged; {_AGAIN}"
 _MAX_HEADER = 32 << 20  # a prompt of 1,000,000 tokens has 20 MB
 _MAX_BYTES = 256 << 20
-_MAX_SINKS = 1 << 16
 _REPORT = {"answer", "algo", "params", "model", "engine", "tokens", "timing", "compare"}
 _COUNTS = ("head", "context", "tail", "prompt", "recomputed", "generated")
 _TIMES = ("load_s", "select_s", "recompute_s", "ttft_s", "decode_s")
@@ -58,8 +58,8 @@ class TracedChunk:
 
     source: str
     key: str
-    sinks: int
     codec: str = "none"
+    after: Contexts = ()
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Trace:
             if traced != actual:
                 raise TraceError(
                     f"{name}: traced with {field.name} {str(traced)[:48]}, but this model has {field.name} "
-                    f"{str(actual)[:48]}; name the model of the link with -m (it was {self.report['model']})"
+                    f"{str(actual)[:48]}; choose the model of the link with -m (it was {self.report['model']})"
                 )
 
 
@@ -177,11 +177,11 @@ def read_trace(path: Path) -> Trace:
     try:
         tensors, metadata = _read(path)
     except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror or error}); name a trace") from error
+        raise TraceError(f"{path}: cannot be read ({error.strerror or error}); specify a trace") from error
     except Exception as error:  # SafetensorError, and what numpy makes of unusual types
         raise TraceError(f"{path}: not a trace, or a truncated one ({_first_line(error)}); {_AGAIN}") from error
     if metadata.get("format") != FORMAT:
-        raise TraceError(f"{path}: not a trace; make one with pic link --trace")
+        raise TraceError(f"{path}: not a trace; create one with pic link --trace")
     if metadata.get("version") != VERSION:
         version = metadata.get("version")
         raise TraceError(f"{path}: trace version {version}, but this pic reads version {VERSION}; link again")
@@ -193,7 +193,7 @@ def read_trace(path: Path) -> Trace:
         trace = _to_trace(tensors, metadata)
         problem = _find_problem(trace)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise TraceError(f"{path}: is not as pic writes traces ({_first_line(error)}); {_DAMAGED}") from error
+        raise TraceError(f"{path}: does not have the form of a trace ({_first_line(error)}); {_DAMAGED}") from error
     if problem:
         raise TraceError(f"{path}: {problem}; {_DAMAGED}")
     return trace
@@ -227,11 +227,15 @@ def _tensors(trace: Trace) -> dict[str, Any]:
 def _metadata(trace: Trace) -> dict[str, str]:
     values = {
         "report": trace.report, "target": trace.target.fields, "texts": trace.texts, "pieces": trace.pieces,
-        "chunks": [asdict(chunk) for chunk in trace.chunks], "generated": [asdict(token) for token in trace.generated],
+        "chunks": list(map(_chunk_fields, trace.chunks)), "generated": [asdict(token) for token in trace.generated],
         "top": [asdict(token) for token in trace.top],
     }  # fmt: skip
     coded = {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
     return {"format": FORMAT, "version": VERSION, "answer": trace.answer, **coded}
+
+
+def _chunk_fields(chunk: TracedChunk) -> dict[str, Any]:
+    return {"source": chunk.source, "key": chunk.key, "codec": chunk.codec, **contexts_fields(chunk.after)}
 
 
 def _checksum(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> str:
@@ -273,12 +277,20 @@ def _to_trace(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> Trace:
         logits=tensors["logits"],
         scores=tensors.get("scores"),
         texts=_texts(values["texts"]),
-        chunks=tuple(_record(TracedChunk, chunk) for chunk in _list(values["chunks"])),
+        chunks=tuple(map(_chunk, _list(values["chunks"]))),
         pieces=_texts(values["pieces"]),
         generated=tuple(_record(GeneratedToken, token) for token in _list(values["generated"])),
         top=tuple(_record(Candidate, token) for token in _list(values["top"])),
         report=values["report"],
     )
+
+
+def _chunk(values: Any) -> TracedChunk:
+    if not isinstance(values, dict):
+        raise ValueError("no TracedChunk")
+    names = [name for name in ("sinks", "dummy", "after") if name in values]
+    chunk: TracedChunk = _record(TracedChunk, {name: value for name, value in values.items() if name not in names})
+    return replace(chunk, after=parse_contexts({name: values[name] for name in names}))
 
 
 def _record(cls: Any, values: Any) -> Any:
@@ -297,7 +309,7 @@ def _record(cls: Any, values: Any) -> Any:
         if kind is Geometry:
             made[name] = Geometry.from_fields(value or {})
         elif name in values and not (_is_number(value) if kind is float else type(value) is kind):
-            raise ValueError(f"{cls.__name__}.{name} is no {kind.__name__}")
+            raise ValueError(f"{cls.__name__}.{name} is not a {kind.__name__}")
     return cls(**made)
 
 
@@ -334,7 +346,7 @@ def _find_problem(trace: Trace) -> str | None:
     if min(geometry.layers, *(size for part in geometry.parts for size in (part.heads, part.width))) < 1:
         return "its model has no layers"
     if trace.target.dtype not in DTYPES:
-        return "its dtype is none that a model computes in"
+        return "its dtype is not one that models compute in"
     if layout.starts[0] != 0 or any(np.diff([*layout.starts, n]) < 0) or layout.starts[-1] >= n:
         return "its parts do not follow each other"
     if not trace.rows[:, layout.starts[-1] :].all() or (trace.rows[1:] & ~trace.rows[:-1]).any():
@@ -345,8 +357,6 @@ def _find_problem(trace: Trace) -> str | None:
     ids += [token.id for token in trace.top]
     if not all(0 <= token_id < len(trace.logits) for token_id in ids):
         return "its tokens or its generated tokens are outside the vocabulary"
-    if not all(0 <= chunk.sinks <= _MAX_SINKS for chunk in trace.chunks):
-        return "its chunks have impossible sinks"
     return _find_count_problem(trace)
 
 
@@ -370,7 +380,7 @@ def knob_of(report: Mapping[str, Any]) -> Knob | None:
 
 def _find_report_problem(report: Any, answer: str) -> str | None:
     """Say what of a report is not that of a link; None if nothing is."""
-    if not isinstance(report, dict) or report.keys() != _REPORT:
+    if not isinstance(report, dict) or report.keys() - {"finish_reason"} != _REPORT:  # traces of 0.3 have none
         return "its report is not that of a link"
     tokens, timing, params, compare = (report[name] for name in ("tokens", "timing", "params", "compare"))
     if not (isinstance(params, dict) and isinstance(tokens, dict) and isinstance(timing, dict)):
@@ -381,5 +391,7 @@ def _find_report_problem(report: Any, answer: str) -> str | None:
     for value in params.values():
         scalars += value if isinstance(value, list) else [value]
     is_sound = all(map(_is_number, numbers)) and not any(isinstance(value, list | dict) for value in scalars)
-    is_sound &= all(isinstance(report[name], str) for name in ("answer", "algo", "model", "engine"))
+    is_sound &= all(
+        isinstance(report.get(name, ""), str) for name in ("answer", "finish_reason", "algo", "model", "engine")
+    )
     return None if is_sound and report["answer"] == answer else "its report is not that of a link"

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from pictool.compiler.compile import Compiled, compile_chunks, object_key
+from pictool.compiler.contexts import contexts_of
 from pictool.core import Chunk, CompileOptions, GeneratedChunk, PromptText, RowMask, Separator
 from pictool.errors import PicError, TraceError
 from pictool.linker.link import Linked, link
@@ -39,7 +40,9 @@ def record_trace(
     layout = linked.image.layout
     parts = pairwise([*layout.starts, layout.num_tokens])
     chunks = [
-        TracedChunk(part.chunk.source, _key_of(model, part), part.options.sinks, part.options.codec)
+        TracedChunk(
+            part.chunk.source, _key_of(model, part), part.options.codec, contexts_of(model, part.chunk, part.options)
+        )
         for part in linked.parts
     ]
     texts = pieces_of(model.tokenizer, generated.tokens)
@@ -117,7 +120,7 @@ def _link(
     head, tail = _written(model, trace)
     linked = link(model, store, Spec.raw(objects, tail, policy, head))
     if not np.array_equal(linked.image.layout.tokens, trace.layout.tokens):
-        raise TraceError(f"{name}: its texts are not those of its tokens, so the link cannot be repeated; link again")
+        raise TraceError(f"{name}: its texts do not match its tokens, so the link cannot be repeated; link again")
     return linked
 
 
@@ -151,14 +154,14 @@ def _objects(
                 f"{name}: {traced.source} was linked with the codec {traced.codec}, which this pic does not have"
             )
         chunk = Chunk(text, ids, traced.source)
-        options = CompileOptions(traced.sinks, traced.codec)
+        options = CompileOptions(traced.codec, after=traced.after)
         if object_key(model, chunk, options) != traced.key:  # nothing is compiled under another key
             if _is_generated(model, store, chunk, traced.key):
                 objects.append(GeneratedChunk(text, chunk.tokens, traced.source, traced.key))
                 continue
             raise TraceError(
-                f"{name}: {traced.source} was linked from the object {traced.key[:12]}, which is not that of its "
-                "tokens and this salt, nor a generated one that the store has; give the salt that it was linked with "
+                f"{name}: {traced.source} was linked from the object {traced.key[:12]}, which matches neither its "
+                "tokens and this salt nor a generated object in the store; pass the salt it was linked with "
                 "(--salt-file), or link again with --trace"
             )
         (compiled,) = compile_chunks(model, store, [chunk], options)
@@ -186,7 +189,7 @@ def _require_same_logits(linked: Linked, trace: Trace, name: str) -> None:
     logits = linked.image.logits.float().cpu().numpy()
     if logits.shape != trace.logits.shape:
         raise TraceError(
-            f"{name}: has {len(trace.logits)} logits, but the model {len(logits)}; link again with --trace"
+            f"{name}: has {len(trace.logits)} logits, but the model has {len(logits)}; link again with --trace"
         )
     apart = float(np.abs(logits - trace.logits).max())
     allowed = TOLERANCE[trace.target.dtype] * float(trace.logits.std())

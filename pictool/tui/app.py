@@ -90,7 +90,9 @@ class PicApp(PicBase):
             if is_run_path(paths[0]):
                 self.call_from_thread(self.show_run, read_run(paths[0]))
             else:
-                self.call_from_thread(self._add_traces, [LoadedTrace.read(path) for path in paths])
+                self.call_from_thread(
+                    self._add_traces, [LoadedTrace.read(path, self.home.store.root) for path in paths]
+                )
         except PicError as error:
             self.call_from_thread(self.show_note, str(error))
 

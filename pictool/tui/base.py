@@ -12,7 +12,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen, Screen
-from textual.widgets import Button, HelpPanel, Input, Static, TabbedContent, TabPane
+from textual.widgets import Button, HelpPanel, Input, Static
 from textual.worker import Worker
 
 from pictool.errors import PicError
@@ -66,8 +66,11 @@ class PicBase(App[None]):
 
 
 class PicScreen(Screen[None]):
-    """A screen of the app."""
+    """A screen of the app. Its first line says what it is about."""
 
+    DEFAULT_CSS = """
+    PicScreen #title { height: 1; padding: 0 1; background: $boost; text-style: bold; }
+    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "back"),
         Binding("q", "leave", "back, or quit", show=False),
@@ -79,6 +82,10 @@ class PicScreen(Screen[None]):
     @property
     def pic(self) -> PicBase:
         return cast(PicBase, self.app)
+
+    def title_line(self, text: str) -> Static:
+        """The first line."""
+        return Static(Text(visible(text), no_wrap=True, overflow="ellipsis"), id="title")
 
     def action_back(self) -> None:
         if self.query(HelpPanel):
@@ -100,11 +107,6 @@ class PicScreen(Screen[None]):
             self.app.action_hide_help_panel()
         else:
             self.app.action_show_help_panel()
-
-    def action_next_tab(self) -> None:
-        tabs = self.query_one(TabbedContent)
-        names = [str(pane.id) for pane in tabs.query(TabPane)]
-        tabs.active = names[(names.index(tabs.active) + 1) % len(names)]
 
     def ask(self, question: str, yes: str, on_yes: Callable[[], object], details: Sequence[str] = ()) -> None:
         """Ask before something is lost; `on_yes` is called once the user agreed."""

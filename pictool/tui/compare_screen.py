@@ -22,7 +22,7 @@ from pictool.trace.format import Trace
 from pictool.trace.labels import position_label, short
 from pictool.tui.base import SearchInput
 from pictool.tui.services import LoadedTrace
-from pictool.tui.text_screen import TextScreen
+from pictool.tui.text_screen import LOW, TextScreen
 from pictool.tui.token_colors import BY_ALL, ELSEWHERE, HERE, ColorBy, legend, token_colors, token_style
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.table import Choice, RowTable
@@ -30,8 +30,9 @@ from pictool.tui.widgets.token_text import TokensView, TokenText
 
 MODES = ("computed", "overlap")  # at how many layers a token was computed; by which of the links
 _MIN_COLUMN = 36  # width of a text beside another one
-_MIN_HEIGHT = 8  # lines of a text below another one, its frame and its answer among them
-_ONE_LINE = 104  # width that sliders and legend need on one line
+_MIN_HEIGHT = 8  # lines of a text below another one, its frame among them
+_ONE_LINE = 104  # width that the numbers of a token need on one line; _TOP: sliders and legend
+_TOP = 80
 _MARK_NAMES = {BY_ALL: "by all", HERE: "here", ELSEWHERE: "elsewhere"}
 _POLICY_COLUMNS = ("policy", ">computed", ">Jaccard", ">common", ">KL", ">|logit|", "answer")
 
@@ -41,14 +42,13 @@ class CompareScreen(TextScreen):
 
     DEFAULT_CSS = """
     CompareScreen #texts { layout: grid; height: 1fr; scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
-    CompareScreen #texts > Vertical { border: round $panel-lighten-2; }
+    CompareScreen #texts > Vertical { border: round $foreground 30%; }
     CompareScreen #texts > Vertical { border-title-color: $text; border-subtitle-color: $text; }
     CompareScreen #texts > Vertical:focus-within { border: round $primary; }
-    CompareScreen .answer { height: 1; }
     CompareScreen #top { layout: horizontal; height: 1; }
-    CompareScreen.-narrow #top { layout: vertical; height: 2; }
-    CompareScreen #choices { width: auto; min-width: 46; height: 1; }
-    CompareScreen.-narrow #choices { width: 1fr; }
+    CompareScreen.-slim #top { layout: vertical; height: 2; }
+    CompareScreen #choices { width: auto; height: 1; }
+    CompareScreen Choice { width: 15; }
     CompareScreen #legend { width: 1fr; height: 1; padding: 0 1; }
     CompareScreen TabbedContent { height: 10; max-height: 35%; }
     CompareScreen.-folded TabbedContent { display: none; }
@@ -77,6 +77,8 @@ class CompareScreen(TextScreen):
         self.diffs = tuple(diff_traces(first.trace, other.trace, (first.name, other.name)) for other in others)
 
     def compose(self) -> ComposeResult:
+        num_tokens = self.loaded[0].trace.layout.num_tokens
+        yield self.title_line(f"Compare {len(self.loaded)} links of one prompt of {num_tokens} tokens")
         with Container(id="top"):
             with Horizontal(id="choices"):
                 yield Choice("mode")
@@ -86,7 +88,6 @@ class CompareScreen(TextScreen):
             for loaded in self.loaded:
                 with Vertical() as column:
                     column.border_title = Text(_title_of(loaded.trace, loaded is self.loaded[0]))
-                    yield Static(Text(visible(loaded.trace.answer)), classes="answer")
                     # The prompt alone, since the generated tokens differ from link to link.
                     yield TokensView(TokenText.of_prompt(loaded.trace))
         with TabbedContent():
@@ -101,6 +102,7 @@ class CompareScreen(TextScreen):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
+        self.set_class(self.app.size.height < LOW, "-folded")
         self.query_one("#policies", RowTable).show_rows(policy_rows(self.loaded, self.diffs))
         self.query_one("#answers", RowTable).show_rows(answer_rows(self.loaded))
         layers = range(len(self.loaded[0].trace.rows))
@@ -114,7 +116,11 @@ class CompareScreen(TextScreen):
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width < _ONE_LINE, "-narrow")
+        self.set_class(event.size.width < _TOP, "-slim")
         self.call_after_refresh(self._lay_out)
+
+    def on_descendant_focus(self) -> None:
+        self.call_after_refresh(self._lay_out)  # the search line takes a line of theirs
 
     def action_fold(self) -> None:
         super().action_fold()
@@ -145,11 +151,11 @@ class CompareScreen(TextScreen):
         all_colors = [token_colors(trace, None, by) for trace in traces]
         all_marks = overlap_marks(traces, by.layer)
         num_prompt = traces[0].layout.num_tokens
-        for view, colors, marks in zip(self.views, all_colors, all_marks, strict=True):
+        for view, trace, colors, marks in zip(self.views, traces, all_colors, all_marks, strict=True):
             view.set_steps(marks if is_overlap else colors.steps[:num_prompt])
             assert isinstance(view.parent, Vertical)
             counts = (f"{int((marks == mark).sum())} {name}" for mark, name in _MARK_NAMES.items())
-            view.parent.border_subtitle = ", ".join(counts) if is_overlap else ""
+            view.parent.border_subtitle = Text(", ".join(counts) if is_overlap else visible(trace.answer))
         values = np.stack([colors.values[:num_prompt] for colors in all_colors])
         self.query_one(HeatMap).show(values, [trace.label for trace in traces], 0.0, all_colors[0].high)
         words = overlap_legend(has_color) if is_overlap else legend(all_colors[0], has_color)
@@ -160,7 +166,7 @@ class CompareScreen(TextScreen):
 
     def show_token(self) -> None:
         token, traces = self.views[0].cursor, [loaded.trace for loaded in self.loaded]
-        counts = ", ".join(f"{short(trace.label, 16)} {int(trace.rows[:, token].sum())}" for trace in traces)
+        counts = ", ".join(f"{short(trace.label, 22)} {int(trace.rows[:, token].sum())}" for trace in traces)
         words = f"computed at layers (of {len(traces[0].rows)}): {counts}"
         name = f"{position_label(traces[0], token)} «{short(traces[0].pieces[token], 24)}»"
         self.query_one("#status", Static).update(Text.assemble((name, "bold"), "  ", words), layout=False)
@@ -235,7 +241,7 @@ def overlap_marks(traces: Sequence[Trace], layer: int | None) -> list[NDArray[np
 
 def overlap_legend(has_color: bool) -> Text:
     """Return the marks in their styles."""
-    names = {BY_ALL: "by all", HERE: "here, not by all", ELSEWHERE: "elsewhere, not here"}
+    names = {BY_ALL: "by all", HERE: "here, not by all", ELSEWHERE: "elsewhere"}
     line = Text().append("computed ", style="dim")
     for mark, name in names.items():
         line.append(name, style=token_style(mark, has_color)).append(" ")

@@ -30,7 +30,10 @@ from pictool.tui.widgets.table import RowTable
 REFRESH_S = 2.0
 _MOST_ROWS = 500  # of a table, which is drawn as a whole; the filter finds the others
 _MOST_NAMED = 6  # objects that a question names
-_TITLES = ("", "key", ">tokens", ">size", ">hits", ">used", ">dummy", ">links", "text")
+_TITLES = ("", "key", ">tokens", "text", ">size", ">hits", ">used", ">before", ">links")
+_TEXT = _TITLES.index("text")
+_OTHERS = 70  # width of the other columns and a scroll bar
+_MIN_TEXT = 36  # width of the texts; where they leave too little, the columns on the right are scrolled to
 _SORTS = [title.removeprefix(">") for title in _TITLES[1:]]
 EMPTY = """\
 There is no object here yet.
@@ -47,11 +50,10 @@ class HomeScreen(PicScreen):
     """Two tables. The store is read in a thread, and read again when it changes."""
 
     DEFAULT_CSS = """
-    HomeScreen #store { height: 1; padding: 0 1; background: $boost; text-wrap: nowrap; text-overflow: ellipsis; }
     HomeScreen #empty { height: 1fr; padding: 0 1; }
     HomeScreen #traces-title { height: 1; padding: 0 1; background: $boost; }
     HomeScreen #traces { height: auto; max-height: 30%; }
-    HomeScreen #preview { height: 4; padding: 0 1; border-top: solid $panel-lighten-2; }
+    HomeScreen #preview { height: 4; padding: 0 1; border-top: solid $foreground 30%; }
     HomeScreen.-tall #preview { height: 7; }
     HomeScreen.-folded #preview, HomeScreen.-low #preview { display: none; }
     """
@@ -60,18 +62,18 @@ class HomeScreen(PicScreen):
         Binding("space", "mark", "mark"),
         Binding("l", "link", "link"),
         Binding("c", "compare", "compare"),
-        Binding("x,delete", "delete", "delete"),
-        Binding("p", "pin", "pin"),
-        Binding("o", "open_path", "open a trace"),
-        Binding("s", "sort", "sort"),
-        Binding("f", "fold", "fold"),
+        Binding("x,delete", "delete", "delete", show=False),
+        Binding("p", "pin", "pin", show=False),
+        Binding("o", "open_path", "open trace"),
+        Binding("s", "sort", "sort", show=False),
+        Binding("f", "fold", "fold", show=False),
         Binding("q", "app.quit", "quit"),
         Binding("escape", "cancel", "unmark all", show=False),
     ]
 
     def __init__(self, store: Store) -> None:
         super().__init__()
-        self._store, self.listing = store, Listing()
+        self.store, self.listing = store, Listing()
         self.listed: list[StoredObject] = []
         self.sort = "key"
         self.marked: set[str] = set()
@@ -79,7 +81,7 @@ class HomeScreen(PicScreen):
         self._stamp: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
-        yield Static("reading the store …", id="store")
+        yield self.title_line("reading the store …")
         yield SearchInput(placeholder="filter by key, file or text; enter: keep, escape: leave")
         yield RowTable(*_TITLES, id="objects")
         yield Static(id="empty")
@@ -98,7 +100,7 @@ class HomeScreen(PicScreen):
     @work(thread=True, exclusive=True, group="listing")
     def refresh_store(self) -> None:
         """Read the store again if it was changed or used."""
-        store = self._store
+        store = self.store
         try:
             stamp = (store.stamp(), store.use_stamp(), pinned(store.root))
             if stamp != self._stamp:
@@ -125,7 +127,7 @@ class HomeScreen(PicScreen):
         if under and under[0] in keys:
             self.objects.move_cursor(row=keys.index(under[0]))
         self.objects.styles.height, self.query_one("#empty").display = "1fr" if rows else 1, not rows
-        empty = EMPTY.format(store=visible(shlex.quote(str(self._store.root))))
+        empty = EMPTY.format(store=visible(shlex.quote(str(self.store.root))))
         if self.listing.objects:
             empty = f"No key, file or text contains {visible(self.query_one(SearchInput).value)!r}."
         self.query_one("#empty", Static).update(Text(empty))
@@ -133,13 +135,15 @@ class HomeScreen(PicScreen):
         counts = counted(total, "object") if len(self.listed) == total else f"{len(self.listed)} of {total} objects"
         shown = f", the first {_MOST_ROWS} shown" if len(self.listed) > _MOST_ROWS else ""
         marked = f", {len(self.marked)} marked" if self.marked else ""
-        title = f"{counts}, {size}{shown}{marked}; by {self.sort}; store {self._store.root}"
-        self.query_one("#store", Static).update(Text(visible(title)))
+        title = f"Store {self.store.root}: {counts}, {size}{shown}{marked}; sorted by {self.sort}"
+        self.query_one("#title", Static).update(Text(visible(title), no_wrap=True, overflow="ellipsis"))
         self._show_preview()
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height >= 2 * _MIN_FOR_PREVIEW, "-tall")
         self.set_class(event.size.height < _MIN_FOR_PREVIEW, "-low")
+        self.objects.set_width(_TEXT, max(_MIN_TEXT, event.size.width - _OTHERS))
+        self.show_objects()
 
     def on_data_table_row_highlighted(self, event: RowTable.RowHighlighted) -> None:
         if event.data_table is self.objects:
@@ -152,8 +156,9 @@ class HomeScreen(PicScreen):
             key, meta, known = stored.key, stored.meta, self.listing.sources.get(stored.key)
             facts = [key[:SHORT], self.source_of(key) or ""]
             if meta is not None:
-                facts += [known.model if known else meta.target.architecture, meta.target.dtype, f"codec {meta.codec}"]
-                facts += ["table of fixups" if meta.fixups else "", "pinned" if key in self.listing.pins else ""]
+                facts += [known.model if known else meta.target.architecture, meta.target.dtype]
+                facts += [f"codec {meta.codec}"] if meta.codec != "none" else []
+                facts.append("pinned" if key in self.listing.pins else "")
             words = stored.problem or " ".join(stored.text.split())
             text = Text.assemble((visible("  ".join(filter(None, facts))), "dim"), "\n", visible(words))
         self.query_one("#preview", Static).update(text, layout=False)
@@ -182,7 +187,9 @@ class HomeScreen(PicScreen):
             return
         from pictool.tui.object_screen import ObjectScreen
 
-        self.pic.try_to_show(lambda: ObjectScreen(self._store, self.listed[event.cursor_row].key))
+        key = self.listed[event.cursor_row].key
+        name = self.listing.name(key, self.source_of(key))
+        self.pic.try_to_show(lambda: ObjectScreen(self.store, key, name))
         self.refresh_store()
 
     def on_data_table_header_selected(self, event: RowTable.HeaderSelected) -> None:
@@ -241,7 +248,7 @@ class HomeScreen(PicScreen):
         names += [f"and {len(keys) - _MOST_NAMED} more"] * (len(keys) > _MOST_NAMED)
 
         def delete() -> str:
-            return f"deleted {counted(expire(self._store, keys).count, 'object')}; what is used meanwhile stays"
+            return f"deleted {counted(expire(self.store, keys).count, 'object')}; what is used meanwhile stays"
 
         question = f"Delete {counted(len(keys), 'object')}, {size}? Links compile their texts again."
         self.ask(question, "delete", partial(self._run, delete), names)
@@ -255,7 +262,7 @@ class HomeScreen(PicScreen):
 
         def change_all() -> str:
             for key in keys:
-                change(self._store, key)
+                change(self.store, key)
             return f"{verb} {counted(len(keys), 'object')}"
 
         self._run(change_all)

@@ -28,12 +28,12 @@ from pictool.tui.base import PicScreen
 from pictool.tui.services import Cancelled, LinkForm
 
 _FIELDS = {
-    "documents": "documents: files (docs/*.txt), .kvo objects or keys, as in a shell",
-    "query": "query",
-    "policies": "policies to compare, as --algo names them: legolink-16 cacheblend:ratio=0.15 …",
-    "trace": "trace to write (of other policies: -2, -3 …); empty: an answer alone, reusing earlier prompts",
-    "max": "tokens of the answer",
-    "model": "model (empty: the default)",
+    "documents": "Documents: files (docs/*.txt) or keys of objects, separated by blanks",
+    "query": "Question",
+    "policies": "Policy; name several to compare them, as legolink-16 cacheblend-15",
+    "trace": "Trace file, shown after the answer (optional; further runs get -2, -3, …)",
+    "max": "Longest answer, in tokens",
+    "model": "Model (empty: the default)",
 }
 
 
@@ -42,9 +42,10 @@ class LinkScreen(PicScreen):
 
     DEFAULT_CSS = """
     LinkScreen VerticalScroll { height: 1fr; padding: 0 1; }
+    LinkScreen Input { background: $panel; }
     LinkScreen Label { color: $text-muted; }
     LinkScreen #note { height: auto; max-height: 3; margin-top: 1; }
-    LinkScreen #answer { height: auto; min-height: 2; background: $boost; padding: 0 1; }
+    LinkScreen #answer { height: auto; min-height: 2; background: $panel; padding: 0 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "link", "link"),
@@ -57,6 +58,7 @@ class LinkScreen(PicScreen):
         self.answer = ""
 
     def compose(self) -> ComposeResult:
+        yield self.title_line("Link documents and ask a question")
         with VerticalScroll():
             for name, label in _FIELDS.items():
                 yield Label(label, markup=False)

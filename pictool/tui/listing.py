@@ -14,9 +14,9 @@ from rich.filesize import decimal
 from pictool.store.eviction import pinned
 from pictool.store.sources import Source, read_sources
 from pictool.store.store import Store, StoredObject
+from pictool.tui.services import beginning
 
 SHORT = 12  # digits of an abbreviated key
-_NAME_LENGTH = 60  # characters of a text that name an object
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,9 @@ class Listing:
     def name(self, key: str, source: str | None) -> str:
         """An object's name for people: its source, the document that it came from, else the beginning of its text."""
         stored = self.objects.get(key)
-        words = "" if stored is None else " ".join(stored.text.split())
-        if source is not None or not words:
+        if source is not None or stored is None or not stored.text.strip():
             return source or key[:SHORT]
-        return f"«{words[:_NAME_LENGTH]}{'…' * (len(words) > _NAME_LENGTH)}»"
+        return beginning(stored.text)
 
     def find(self, text: str, sort: str, links: Mapping[str, int]) -> list[StoredObject]:
         """The objects whose key, source, text or problem contains `text`, sorted, the largest number first."""
@@ -57,7 +56,7 @@ class Listing:
             "size": lambda stored: stored.num_bytes,
             "hits": lambda stored: hits.get(stored.key, 0),
             "used": lambda stored: stored.used_ns,
-            "dummy": lambda stored: stored.meta.sinks if stored.meta else -1,
+            "before": lambda stored: stored.meta.num_before if stored.meta else -1,
             "links": lambda stored: links[stored.key],
             "text": lambda stored: stored.text.casefold(),
         }
@@ -69,7 +68,7 @@ class Listing:
         return f"{stored.key} {source} {stored.text} {stored.problem or ''}"
 
     def cells(self, stored: StoredObject, links: int, is_marked: bool) -> tuple[object, ...]:
-        """The row of an object: marks, key, tokens, size, hits, last use, dummy tokens, links, source and text."""
+        """The row of an object: marks, key, tokens, source and text, size, hits, last use, tokens before it, links."""
         key, meta = stored.key, stored.meta
         source = f"{Path(self.sources[key].source).name}: " if key in self.sources else ""
         text = " ".join(stored.text.split())
@@ -77,9 +76,9 @@ class Listing:
             text = f"DAMAGED: {stored.problem.removeprefix(f'{stored.path}: ')}"
         return (
             f"{'✓' if is_marked else ' '}{'P' if key in self.pins else ' '}", key[:SHORT],
-            "" if meta is None else meta.num_tokens, decimal(stored.num_bytes),
+            "" if meta is None else meta.num_tokens, source + text, decimal(stored.num_bytes),
             "?" if self.hits is None else self.hits.get(key, 0), ago(stored.used_ns, time_ns()),
-            "" if meta is None else meta.sinks, links or "", source + text,
+            "" if meta is None else meta.num_before, links or "",
         )  # fmt: skip
 
 

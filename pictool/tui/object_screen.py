@@ -1,4 +1,4 @@
-"""The object screen: header, text, attention sinks, and the table of fixups."""
+"""The object screen: header, text and attention sinks."""
 
 from __future__ import annotations
 
@@ -12,23 +12,19 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 
-from pictool.core import FixupTable, TokenIds
 from pictool.escapes import visible
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 from pictool.trace.labels import short
 from pictool.tui.base import SearchInput
-from pictool.tui.listing import counted
+from pictool.tui.listing import SHORT, counted
 from pictool.tui.text_screen import TextScreen
-from pictool.tui.token_colors import TokenColors, legend, scale
 from pictool.tui.widgets.table import RowTable
 from pictool.tui.widgets.token_text import TokensView, TokenText
 
 if TYPE_CHECKING:
     from pictool.trace.attention_sinks import AttentionSinks
 
-_NO_FIXUPS = "no table of fixups; pic compile --probes 4 FILE measures one"
-_PLAIN = "no table of fixups to colour it by (pic compile --probes 4); a: attention sinks"
 _NO_SINKS = "a asks the model what share of its attention the first tokens draw, when the chunk is read alone"
 _FINGERPRINT = 18  # characters of a fingerprint that are shown
 _NUM_OFFSETS = 12  # first tokens of a chunk that have a column
@@ -43,28 +39,20 @@ class ObjectScreen(TextScreen):
     ObjectScreen TabPane { padding: 0; }
     ObjectScreen #facts { height: auto; max-height: 11; padding: 0 1; }
     ObjectScreen.-folded #facts { display: none; }
-    ObjectScreen #text-note { height: 1; padding: 0 1; }
-    ObjectScreen #fixups-note { height: auto; padding: 0 1; }
     ObjectScreen #sinks-note { height: auto; padding: 0 1; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("h", "heat", "heat of fixups"),
-        Binding("a", "attention_sinks", "sinks"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("a", "attention_sinks", "sinks")]
 
-    def __init__(self, store: Store, key: str) -> None:
-        """Open the object.
+    def __init__(self, store: Store, key: str, title: str = "") -> None:
+        """Open the object. `title` is its name for people.
 
         Raises:
             PicError: it was removed, or is damaged.
         """
         super().__init__()
-        self._store, self.key = store, key
+        self.key, self._title = key, title or key[:SHORT]
         with store.peek(key) as file:
             self._facts, self._text = facts_of(file), file.text()
-            self._fixups, self._how = file.fixups(), file.meta.fixups
-            self._tokens = file.tokens()
-        self.pieces: tuple[str, ...] | None = None  # of its tokens, once the text is coloured by them
 
     def compose(self) -> ComposeResult:
         table = Table.grid(padding=(0, 1, 0, 0))
@@ -72,88 +60,26 @@ class ObjectScreen(TextScreen):
         table.add_column(overflow="fold")  # a fingerprint is one word
         for name, value in self._facts.items():
             table.add_row(name, Text(visible(value)))
+        yield self.title_line(f"Object {self._title}")
         yield Static(table, id="facts")
         with TabbedContent():
             with TabPane("text", id="tab-text"):
-                yield Static(id="text-note")
                 yield TokensView(TokenText.of_text(self._text, "source text"))
             with TabPane("attention sinks", id="tab-sinks"):
                 yield Static(_NO_SINKS, id="sinks-note")
                 offsets = (f">t{offset}" for offset in range(_NUM_OFFSETS))
                 yield RowTable(">layer", ">head", ">first", "", ">dummies", *offsets, id="sinks")
-            with TabPane("fixups", id="tab-fixups"):
-                yield Static(id="fixups-note")
-                yield RowTable(">token", ">fixup", "", ">id", "text", id="fixups")
         yield SearchInput(placeholder="search; enter: next, escape: leave")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        self._show_fixups()
-        self._show_text_note()
         if (sinks := self.pic.attention_sinks.get(self.key)) is not None:
             self._show_sinks(sinks)
         self.views[0].focus()
 
-    def _show_fixups(self) -> None:
-        """Show the table of fixups, the highest first."""
-        note = self.query_one("#fixups-note", Static)
-        if self._fixups is None:
-            note.update(_NO_FIXUPS)
-            return
-        note.update(Text(f"how much a token's KV depends on what precedes its chunk ({visible(self._how or '')})"))
-        rows = fixup_rows(self._fixups.astype(np.float64), self._tokens, self.pieces)
-        self.query_one("#fixups", RowTable).show_rows(rows)
-
-    def _show_text_note(self) -> None:
-        """Say what the colours of the text mean, or how it gets some."""
-        if self._fixups is None or self.pieces is None:
-            line = Text(_PLAIN if self._fixups is None else "press h to colour the text by its table of fixups", "dim")
-        else:
-            colors, token = fixup_colors(self._fixups), self.views[0].cursor
-            line = legend(colors, not self.app.no_color)
-            line.append(f"   token {token} «{short(self.pieces[token], 16)}» {colors.values[token]:.3g}")
-        self.query_one("#text-note", Static).update(line, layout=False)
-
-    def action_heat(self) -> None:
-        """Colour the text by the table of fixups, or show it plain again; the model's tokenizer cuts it into tokens."""
-        if self._fixups is None:
-            self.pic.show_note(_NO_FIXUPS)
-            return
-        self._show_text_tab()
-        if self.pieces is not None:
-            self.pieces = None
-            self.views[0].set_text(TokenText.of_text(self._text, "source text"))
-            self._show_text_note()
-        else:
-            job, note = self.pic.job, self.query_one("#text-note", Static)
-            self.ask_model(lambda listener: job.pieces(self.key, listener), self._set_pieces, note)
-
-    def _show_text_tab(self) -> None:
-        """Show the text, and give it the focus: it would else stay in the hidden tab, which would be shown again."""
-        self.set_focus(None)
-        self.query_one(TabbedContent).active = "tab-text"
-        self.call_after_refresh(self.views[0].focus)
-
     def action_search(self) -> None:
         self.query_one(TabbedContent).active = "tab-text"
         super().action_search()
-
-    def _set_pieces(self, pieces: tuple[str, ...]) -> None:
-        assert self._fixups is not None
-        self.pieces = pieces
-        self.views[0].set_text(TokenText(pieces, (0,), ("── tokens",)))
-        self.views[0].set_steps(fixup_colors(self._fixups).steps)
-        self._show_fixups()
-        self._show_text_note()
-
-    def on_tokens_view_moved(self) -> None:
-        if self.pieces is not None:
-            self._show_text_note()
-
-    def on_data_table_row_selected(self, event: RowTable.RowSelected) -> None:
-        """Move the text's cursor to a token of the table of fixups, if the text is cut into tokens."""
-        if event.data_table.id == "fixups" and self.pieces is not None:
-            self.go_to(int(str(event.data_table.get_row_at(event.cursor_row)[0])))
 
     def action_attention_sinks(self) -> None:
         """Show the object's attention sinks; the model measures them once."""
@@ -180,30 +106,12 @@ def facts_of(file: ObjectFile) -> dict[str, str]:
     heads = ", ".join(map(str, geometry.others)) or heads
     shape = f"{counted(geometry.layers, 'layer')}, {heads}, {target.dtype}"
     return {
-        "key": meta.key, "tokens": f"{meta.num_tokens} (compiled after {counted(meta.sinks, 'dummy token')})",
+        "key": meta.key, "tokens": f"{meta.num_tokens} (compiled after {counted(meta.num_before, 'token')})",
         "geometry": shape, "model": f"{target.architecture} {short(target.model, _FINGERPRINT)}",
         "tokenizer": short(target.tokenizer, _FINGERPRINT),
         "size": f"{file.num_bytes:,d} bytes, {file.layer_bytes:,d} a layer, codec {meta.codec}",
         "file": str(file.path),
     }  # fmt: skip
-
-
-def fixup_colors(table: FixupTable) -> TokenColors:
-    """Return the colours of an object's tokens by its table of fixups, float16 [n]."""
-    values = table.astype(np.float64)
-    return scale(values, values[None], ("fixup",), None, "fixup")
-
-
-def fixup_rows(values: NDArray[np.float64], tokens: TokenIds, pieces: tuple[str, ...] | None) -> list[tuple[str, ...]]:
-    """Return every token's position, fixup, id and text (if it is known), the highest first."""
-    high = float(values.max()) or 1.0
-    return [
-        (
-            str(token), f"{values[token]:.3f}", "█" * round(values[token] / high * _BAR_WIDTH), str(tokens[token]),
-            "" if pieces is None else pieces[token],
-        )
-        for token in np.argsort(-values, kind="stable").tolist()
-    ]  # fmt: skip
 
 
 def sink_rows(sinks: AttentionSinks) -> list[tuple[str, ...]]:

@@ -24,7 +24,7 @@ class QueryScreen(PicScreen):
     """A run. The cursor begins at the first line; below the table is what the line under it did."""
 
     DEFAULT_CSS = """
-    QueryScreen #facts { height: 3; padding: 0 1; background: $boost; text-wrap: nowrap; text-overflow: ellipsis; }
+    QueryScreen #facts { height: 2; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
     QueryScreen #node { height: 3; padding: 0 1; background: $boost; text-wrap: nowrap; text-overflow: ellipsis; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -37,6 +37,7 @@ class QueryScreen(PicScreen):
         self.run = run
 
     def compose(self) -> ComposeResult:
+        yield self.title_line(f"Run of a query: {self.run.path}")
         yield Static(_facts(self.run), id="facts")
         yield RowTable("node", ">context", ">computed", ">reused", ">TTFT ms", "answer", id="tree")
         yield Static(id="node")
@@ -85,7 +86,6 @@ def _facts(run: QueryRun) -> Text:
     context, reused = sum(call.context for call in ran), sum(call.reused for call in ran)
     answer = run.answer if run.error is None else f"none: {run.error}"
     lines = [
-        f"run {run.path}",
         f"answer {' '.join(str(answer).split())}",
         f"{len(ran)} calls, {len(run.calls) - len(ran)} shared; {reused:,.0f} of {context:,} tokens of context reused "
         f"({reused / (context or 1):.0%})",

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 RUN_FILE = "run.json"  # of pictool.spans.runs, which imports more
+_NAME_LENGTH = 60  # characters of a text that name an object
 
 if TYPE_CHECKING:
     from pictool.trace.analysis import TraceAnalysis
     from pictool.trace.attention_sinks import AttentionSinks
     from pictool.trace.counts import TraceCounts
-    from pictool.trace.format import Trace
+    from pictool.trace.format import Trace, TracedChunk
 
 # Receives the progress of a run, in the thread that called the job: ("note", a step that began or is done), or
 # ("text", the next piece of the answer).
@@ -38,17 +39,32 @@ class LoadedTrace:
         return str(self.path)
 
     @classmethod
-    def read(cls, path: Path) -> LoadedTrace:
-        """Read a trace.
+    def read(cls, path: Path, store: Path | None = None) -> LoadedTrace:
+        """Read a trace. What was linked from an object of the store, by its key, is named after its document.
 
         Raises:
             TraceError: no trace, or a damaged one.
         """
+        from pictool.store.sources import read_sources
         from pictool.trace.counts import count_rows
         from pictool.trace.format import read_trace
 
         trace = read_trace(path)
+        known = {} if store is None else read_sources(store)
+
+        def named(chunk: TracedChunk, text: str) -> TracedChunk:
+            is_key = bool(chunk.key) and Path(chunk.source).stem == chunk.key
+            name = known[chunk.key].source if chunk.key in known else beginning(text)
+            return replace(chunk, source=name) if is_key else chunk
+
+        trace = replace(trace, chunks=tuple(map(named, trace.chunks, trace.texts[1:])))
         return cls(path, trace, count_rows(trace))
+
+
+def beginning(text: str) -> str:
+    """The beginning of a text, in quotes: the name of an object whose document is not known."""
+    words = " ".join(text.split())
+    return f"«{words[:_NAME_LENGTH]}{'…' * (len(words) > _NAME_LENGTH)}»"
 
 
 @dataclass(frozen=True)
@@ -77,9 +93,6 @@ class Job(Protocol):
 
     def attention_sinks(self, key: str, listener: Listener) -> AttentionSinks:
         """Measure the attention that the initial tokens of an object draw when it is compiled alone."""
-
-    def pieces(self, key: str, listener: Listener) -> tuple[str, ...]:
-        """Decode the tokens of an object; joined, they are its text."""
 
     def cancel(self) -> None:
         """End the running call now."""

@@ -7,11 +7,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from textual.binding import Binding, BindingType
-from textual.widgets import Input
+from textual.widgets import Input, TabbedContent, TabPane
 
 from pictool.tui.base import PicScreen, SearchInput
 from pictool.tui.widgets.table import Choice
 from pictool.tui.widgets.token_text import TokensView
+
+LOW = 30  # lines; a terminal with fewer shows the text alone at first: f unfolds the rest
 
 
 class TextScreen(PicScreen):
@@ -68,6 +70,15 @@ class TextScreen(PicScreen):
 
     def action_step(self, name: str, by: int) -> None:
         self.query_one(f"#{name}", Choice).step(by)
+
+    def action_next_tab(self) -> None:
+        """Show the next tab; if the pane is hidden, show that first."""
+        tabs = self.query_one(TabbedContent)
+        if not tabs.display:
+            self.action_fold()
+            return
+        names = [str(pane.id) for pane in tabs.query(TabPane)]
+        tabs.active = names[(names.index(tabs.active) + 1) % len(names)]
 
     def action_fold(self) -> None:
         """Hide or show the pane with tabs, so that the text takes its room."""

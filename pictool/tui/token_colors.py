@@ -118,7 +118,7 @@ def _by_score(trace: Trace) -> TokenColors:
     values = _pad(trace, np.where(np.isfinite(trace.scores), trace.scores, np.nan).astype(np.float64))
     known = values[np.isfinite(values)]
     low = float(known.min()) if len(known) else 0.0
-    return scale(values, values[None], ("score",), None, "the policy's score", low=low)
+    return _scale(values, values[None], ("score",), None, "the policy's score", low=low)
 
 
 def _by_attention(trace: Trace, analysis: TraceAnalysis | None, by: ColorBy) -> TokenColors:
@@ -127,7 +127,7 @@ def _by_attention(trace: Trace, analysis: TraceAnalysis | None, by: ColorBy) -> 
     rows = attention.share(by.layer, by.head)
     values = _mean(rows) if by.row is None else rows[by.row]
     labels = tuple(row_labels(trace, attention))
-    return scale(_pad(trace, values), _pad(trace, rows), labels, by.row, "share of attention")
+    return _scale(_pad(trace, values), _pad(trace, rows), labels, by.row, "share of attention")
 
 
 def _by_deviation(trace: Trace, analysis: TraceAnalysis | None, by: ColorBy) -> TokenColors:
@@ -136,10 +136,10 @@ def _by_deviation(trace: Trace, analysis: TraceAnalysis | None, by: ColorBy) -> 
     rows = (deviation.kv.both if is_kv else deviation.attention.tokens).astype(np.float64)
     values = rows.mean(0) if by.layer is None else rows[by.layer]
     unit = "|d(K,V)| from full" if is_kv else "|d attention| from full"
-    return scale(_pad(trace, values), _pad(trace, rows), _layer_labels(trace), by.layer, unit)
+    return _scale(_pad(trace, values), _pad(trace, rows), _layer_labels(trace), by.layer, unit)
 
 
-def scale(
+def _scale(
     values: NDArray[np.float64], rows: NDArray[np.float64], labels: tuple[str, ...], row: int | None, unit: str,
     low: float = 0.0,
 ) -> TokenColors:  # fmt: skip

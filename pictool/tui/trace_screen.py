@@ -18,7 +18,7 @@ from pictool.trace.counts import TraceCounts
 from pictool.trace.format import Trace
 from pictool.trace.labels import position_label, short
 from pictool.tui.base import SearchInput
-from pictool.tui.text_screen import TextScreen
+from pictool.tui.text_screen import LOW, TextScreen
 from pictool.tui.token_colors import ColorBy, TokenColors, color_modes, legend, token_colors
 from pictool.tui.widgets.heatmap import HeatMap
 from pictool.tui.widgets.table import Choice, RowTable
@@ -35,7 +35,7 @@ class TraceScreen(TextScreen):
     """The view of one trace."""
 
     DEFAULT_CSS = """
-    TraceScreen #facts { height: 2; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    TraceScreen #facts { height: 1; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
     TraceScreen #choices { height: 1; }
     TraceScreen #legend { height: 1; padding: 0 1; }
     TraceScreen TokensView { padding: 0 1; }
@@ -65,7 +65,8 @@ class TraceScreen(TextScreen):
 
     def compose(self) -> ComposeResult:
         text = TokenText.of_trace(self.loaded.trace)
-        yield Static(facts(self.loaded.trace, self.loaded.name), id="facts")
+        yield self.title_line(f"Trace {self.loaded.name}: {self.loaded.trace.policy}")
+        yield Static(facts(self.loaded.trace), id="facts")
         with Horizontal(id="choices"):
             for name in ("mode", "layer", "head", "row"):
                 yield Choice(name)
@@ -81,6 +82,7 @@ class TraceScreen(TextScreen):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
+        self.set_class(self.app.size.height < LOW, "-folded")
         self.views[0].focus()
         self.set_color_by(self.color_by)
 
@@ -153,12 +155,11 @@ class TraceScreen(TextScreen):
         self.set_color_by(ColorBy("attention", self.color_by.layer))
 
 
-def facts(trace: Trace, name: str) -> Text:
-    """Return two lines: the policy and its counts, and the answer."""
+def facts(trace: Trace) -> Text:
+    """Return a line: what was computed, and the answer."""
     tokens = trace.report["tokens"]
-    counts = f"{tokens['recomputed']:.1f} of {tokens['context']} context tokens per layer"
-    first = Text.assemble((visible(trace.policy), "bold"), f"  {counts}  ", (visible(name), "dim"))
-    return Text("\n").join([first, Text.assemble(("answer ", "dim"), visible(trace.answer))])
+    counts = f"computed {tokens['recomputed']:.1f} of {tokens['context']} context tokens per layer"
+    return Text.assemble(f"{counts}; ", ("answer ", "dim"), visible(trace.answer))
 
 
 def token_line(trace: Trace, analysis: TraceAnalysis | None, colors: TokenColors, token: int) -> Text:
@@ -188,7 +189,7 @@ def _generated_line(trace: Trace, analysis: TraceAnalysis | None, colors: TokenC
 
 def _value(colors: TokenColors, token: int) -> list[str]:
     value = colors.values[token]
-    is_known = "computed" in colors.unit  # the line has the count of layers already
+    is_known = "computed" in colors.unit or "score" in colors.unit  # the line has them already
     return [] if is_known or np.isnan(value) else [f"{colors.unit}: {value:.4g}"]
 
 

@@ -121,7 +121,7 @@ class Corpus:
         ]  # fmt: skip
         if not found:
             raise record.key_error(
-                "files", f"names {name}, which is not among the documents; name it before --questions"
+                "files", f"names {name}, which is not among the documents; list it before --questions"
             )
         return found
 
@@ -146,10 +146,10 @@ def questions_of_file(name: str, corpus: Corpus, limit: int) -> Questions:
     """
     if name in datasets() or "query" not in (first := first_record(Path(name))).values or "documents" in first.values:
         if corpus.texts:
-            raise InputError(f"{name}: names its own documents; leave the others out")
+            raise InputError(f"{name}: names its own documents; omit the others")
         return draw(f"questions of {Path(name).name}", list(open_dataset(name, {}).cases()), limit)
     if not corpus.texts:
-        raise InputError(f"{name}: names no documents; name them before --questions")
+        raise InputError(f"{name}: names no documents; list them before --questions")
     cases = [_own_case(record, corpus) for record in read_records(Path(name))]
     return draw(f"questions of {Path(name).name}", cases, limit)
 

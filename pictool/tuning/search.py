@@ -1,6 +1,6 @@
 """Which policies meet a target, as far as a sample says: chains of policies, each tested from the dearest on.
 
-A chain is one policy at falling cost (`fixup` at 40, 20, 10 % of rows). Its members are tested in that order, each at
+A chain is one policy at falling cost (`prophet` at 40, 20, 10 % of rows). Its members are tested in that order, each at
 the chain's whole level, and the first that is not shown to meet the target ends it: fixed-sequence testing, which keeps
 the chance of any wrong claim at the level however long the chain is. The level is shared equally between the chains.
 """

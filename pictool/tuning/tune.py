@@ -16,6 +16,7 @@ from pictool.eval.evaluate import Evaluation, EvaluationOptions, evaluate
 from pictool.eval.metrics import METRICS
 from pictool.eval.policies import FULL
 from pictool.eval.results import CaseResult
+from pictool.fidelity.divergence import YARDSTICK
 from pictool.linker.grid import LabelledPolicy
 from pictool.store.store import Store
 from pictool.tuning.bounds import Values, lower_bound
@@ -25,23 +26,25 @@ from pictool.tuning.search import LEVEL, Finding, Range, TargetStatus, cheapest,
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
 
-DEFAULT_POLICIES = (
-    "naive", "legolink:k=4,16,64", "fixup:ratio=.02,.05,.1,.2,.4", "cacheblend:ratio=.05,.15,.3"
-)  # fmt: skip
+DEFAULT_POLICIES = ("naive", "legolink:k=16,64", "cacheblend:ratio=.15,.3", "prophet:ratio=.05,.1,.2")
 FIRST_ROUND = 32  # units; each further round has twice as many
 MIN_SCORE = 0.1  # of full's answers, for a claim on answers
 MAX_SURPRISE = 0.8  # of log V a token: a model that knows less of the documents' language makes no answers
 CLIP = 1.0  # nats: an answer that is farther from full's is as bad as one can be
-Measure = Literal["answer_kl", "differ", "loss"]
+SHARE_CLIP = 2.0  # nats: the same for an answer that is so much farther than the target's share of blind reuse's
+Measure = Literal["share", "answer_kl", "differ", "loss"]
 
 
 @dataclass(frozen=True)
 class TuningTarget:
     """What the mean must be at most.
 
-    KL(full ‖ policy) in nats, of the whole answer of full (`answer_kl`); the share of answers that are not full's very
-    text (`differ`); or the loss of answers. A certificate counts a KL above `CLIP` as `CLIP`, so that no assumption on
-    its highest value is needed; the mean of what was measured, unclipped, must be at most the limit too.
+    KL(full ‖ policy) of the whole answer of full, as a share of blind reuse's (`share`), or in nats (`answer_kl`); the
+    share of answers that are not full's very text (`differ`); or the loss of answers. A certificate counts a KL above
+    `CLIP` as `CLIP`, so that no assumption on its highest value is needed; what was measured, unclipped, must be at
+    most the limit too.
+
+    A share is that of sums: the mean of KL - limit · that of blind reuse is at most 0 (`measured`).
 
     The loss of a question is full's score less the policy's, by the question's metric; where no right answer is known,
     what is missing from full's own answer (1 - F1).
@@ -51,7 +54,7 @@ class TuningTarget:
     limit: float
 
     def range(self, has_answers: bool) -> Range:
-        """The values that a question can have; a KL is clipped."""
+        """The values that a question can have, of other measures than a share; a KL is clipped."""
         if self.measure == "answer_kl":
             return Range(0.0, max(CLIP, 2 * self.limit))
         return Range(-1.0 if self.measure == "loss" and has_answers else 0.0, 1.0)
@@ -153,7 +156,7 @@ class Sample:
 
 def value_of(measure: Measure, case: Case, result: CaseResult, full: CaseResult) -> float:
     """The measure of one question, see `TuningTarget`."""
-    if measure == "answer_kl":
+    if measure in ("answer_kl", "share"):
         assert result.answer_kl is not None, "all questions are verified"
         return result.answer_kl
     if measure == "differ":
@@ -161,6 +164,25 @@ def value_of(measure: Measure, case: Case, result: CaseResult, full: CaseResult)
     if case.answers:
         return full.scores[full.metric] - result.scores[result.metric]
     return 1 - METRICS["f1"](result.answer, [full.answer])
+
+
+def measured(sample: Sample, target: TuningTarget, labels: Sequence[str]) -> tuple[dict[str, list[float]], Range]:
+    """Of each label the target's measure of every question, and the range that these are clipped to.
+
+    Of a share: limit + (KL - limit · `YARDSTICK`'s) ÷ the mean of the latter in the sample. The mean of these is the
+    share, of sums. It is at most the limit where the mean of the differences is at most 0, whatever that mean is. A
+    difference is clipped to `SHARE_CLIP` above, and to -limit · `SHARE_CLIP` below, which only makes the claim harder.
+    """
+    each = {label: sample.values(label, target.measure) for label in labels}
+    if target.measure != "share":
+        return each, target.range(sample.questions.has_answers)
+    naive, limit = sample.values(YARDSTICK.label, target.measure), target.limit
+    mean = max(float(sample.units(naive).mean()), 1e-9)
+    shares = {
+        label: [limit + (kl - limit * of_naive) / mean for kl, of_naive in zip(values, naive, strict=False)]
+        for label, values in each.items()
+    }
+    return shares, Range(limit * (1 - SHARE_CLIP / mean), limit + SHARE_CLIP / mean)
 
 
 def tune(
@@ -181,13 +203,17 @@ def tune(
     Raises:
         PicError: names the case, the file or the option.
     """
+    needed = [FULL]
+    if target.measure == "share":
+        needed.append(YARDSTICK)
+        policies = [*policies, YARDSTICK]
     chains, sample = make_chains(policies), Sample(questions)
     no_language = _no_language(model, questions)
     remaining, units = [label for chain in chains for label in chain], 0
     while True:
         units = next_round(units, questions.num_units)
         run = EvaluationOptions(limit=questions.cases_of(units))
-        chosen = [labelled for labelled in policies if labelled == FULL or labelled.label in remaining]
+        chosen = [labelled for labelled in policies if labelled in needed or labelled.label in remaining]
         sample.take(evaluate(model, store, questions, chosen, options, run, on_progress=on_progress, on_note=on_note))
         tuned = conclude(sample, chains, target, units, no_language)
         on_round(tuned)
@@ -206,10 +232,9 @@ def conclude(
     sample: Sample, chains: Sequence[Sequence[str]], target: TuningTarget, units: int, no_language: str
 ) -> TuningResult:
     """What a sample says."""
-    bounds, full = target.range(sample.questions.has_answers), sample.results[FULL.label]
-    labels = [label for chain in chains for label in chain]
-    each = {label: sample.values(label, target.measure) for label in labels}
-    clipped = {label: sample.units(np.minimum(values, bounds.high).tolist()) for label, values in each.items()}
+    labels, full = [label for chain in chains for label in chain], sample.results[FULL.label]
+    each, bounds = measured(sample, target, labels)
+    clipped = {label: sample.units(np.clip(values, bounds.low, bounds.high).tolist()) for label, values in each.items()}
     means = {label: float(sample.units(values).mean()) for label, values in each.items()}
     found = judge(chains, clipped, target.limit, bounds, means=means)
     lines = [_line(sample, label, found[label]) for label in labels]
@@ -257,8 +282,8 @@ def _no_language(model: Model, questions: Questions) -> str:
     if share < MAX_SURPRISE:
         return ""
     return (
-        f"{model.name} does not know the language of these documents: its surprise at a token is {share:.0%} of that "
-        "of a guess, so its answers mean nothing"
+        f"{model.name} does not know the language of these documents: its loss per token is {share:.0%} of that of "
+        "a random guess, so its answers mean nothing"
     )
 
 
@@ -269,4 +294,4 @@ def _no_score(sample: Sample) -> str:
     scores = sample.units([result.scores[result.metric] for result in sample.results[FULL.label]])
     if lower_bound(scores, LEVEL, 0.0, 1.0) > MIN_SCORE:
         return ""
-    return f"full recompute itself scores {scores.mean():.2f} on these questions, so there are no answers to lose"
+    return f"full recompute itself scores {scores.mean():.2f} on these questions, so it has no right answers to lose"

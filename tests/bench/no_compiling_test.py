@@ -26,9 +26,9 @@ def _refuse_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pictool.linker.objects.compile_chunks", refuse)
 
 
-@pytest.fixture(params=[["fixup"], REPEATABLE], ids=["fixup", "all"])
-def policies(request: pytest.FixtureRequest, tmp_path: Path) -> list[LabelledPolicy]:
-    return with_speculative(parse_grid(request.param), save_speculative("tiny", str(tmp_path / "small")))
+@pytest.fixture
+def policies(tmp_path: Path) -> list[LabelledPolicy]:
+    return with_speculative(parse_grid(REPEATABLE), save_speculative("tiny", str(tmp_path / "small")))
 
 
 def test_sync(model: Model, policies: list[LabelledPolicy], tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 import reference
 import subjects
 import torch
+from alone import link
 from transformers import AutoModelForCausalLM
 
-from pictool.api import link
 from pictool.bench.shapes import random_model, random_module, save_speculative, shape_of, shapes
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy

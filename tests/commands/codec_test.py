@@ -26,22 +26,6 @@ def test_compile_and_link(model: Path, codec: str) -> None:
     assert [one["codec"] for one in heads] == ["zstd" if codec == "zstd" else "none"]
 
 
-def test_a_table_beside_coded_kv(model: Path) -> None:
-    """It is the one that stands beside plain KV, and a link reads it."""
-    write("a.txt", TEXT)
-    heats = []
-    for codec in ("none", "zstd", "int8"):
-        more = ("-m", model, "--codec", codec, "--store", "s")
-        (row,) = pic("compile", "a.txt", "--probes", 4, *more, "--json").json["objects"]
-        shown = pic("inspect", row["key"], "--store", "s", "--json").json
-        heats.append(shown["heat"])
-        assert (shown["codec"], shown["fixups"]) == (codec, "self-4x60-3")
-        linked = pic("link", "a.txt", "--query", "Why?", "--algo", "fixup", "--max-new-tokens", 2, *more)
-        assert linked.code == 0 and "compiled a.txt" not in linked.err
-    assert pic("store", "verify", "--store", "s").code == 0
-    assert len(set(heats)) == 1
-
-
 def test_another_codec_is_another_object(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("a.txt", TEXT)
     compiled = ["compile", "a.txt", "-m", model, "--store", "s", "--json"]

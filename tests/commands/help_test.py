@@ -48,10 +48,10 @@ def test_help_fits_80_columns_and_has_an_example(command: list[str]) -> None:
 
 @pytest.mark.parametrize("command", every_command(), ids=" ".join)
 def test_no_option_s_help_names_a_policy(command: list[str]) -> None:
-    """A list would leave out those of other packages; `full` and `prefix` are words, too, and naive is a baseline."""
+    """A list would leave out those of other packages; auto, full and prefix are words, too, and naive is a baseline."""
     _, options = pic(*command, "--help").out.split("\nOptions:\n")
     named = [name for name in policies() if re.search(rf"(?<![\w-]){name}(?![\w-])", options)]
-    assert set(named) <= {"full", "naive", "prefix"}
+    assert set(named) <= {"auto", "full", "naive", "prefix"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -86,7 +86,7 @@ def test_the_shell_completes_commands_and_options(words: str, completed: list[st
 
 
 COMPLETED = {
-    "pic link a.txt --algo le": ["legolink", "legolink-0"],
+    "pic link a.txt --algo le": ["legolink"],
     "pic serve --allow cache": ["cacheblend"],
     "pic link x": [],
 }

@@ -62,7 +62,7 @@ def put_hostile(store: Store) -> str:
     """An object whose text is hostile; its key. Metadata that do not print are damage."""
     target = Target(MARKUP, "a" * 64, "b" * 64, "float32", Geometry(1, 1, 1))
     tokens = np.asarray([7], dtype=np.int32)
-    meta = ObjectMeta(target.key(tokens, 0, "none"), target, 1, 0, "none")
+    meta = ObjectMeta(target.key(tokens, "none"), target, 1, "none")
     store.put(CompiledChunk(meta, TEXT, tokens, [(bytes(4), bytes(4))]))
     return meta.key
 
@@ -72,7 +72,7 @@ def hostile_trace() -> Trace:
     return replace(
         trace, texts=("<s>", TEXT, TEXT, TEXT), pieces=(TEXT,) * 10, top=(Candidate(3, TEXT), Candidate(2, TEXT)),
         generated=(GeneratedToken(3, TEXT, -0.5), GeneratedToken(1, TEXT, -0.01)),
-        chunks=(TracedChunk(TEXT, "1" * 64, 0), TracedChunk(TEXT, "2" * 64, 4)),
+        chunks=(TracedChunk(TEXT, "1" * 64), TracedChunk(TEXT, "2" * 64, after=((4,),))),
         report={**trace.report, "answer": TEXT, "algo": TEXT, "model": TEXT, "engine": TEXT, "params": {TEXT: TEXT}},
     )  # fmt: skip
 

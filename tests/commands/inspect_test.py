@@ -23,8 +23,8 @@ from pictool.trace.analysis import analyse_trace
 from pictool.trace.format import read_trace, write_trace
 
 FIELDS = [
-    "path", "key", "architecture", "model", "tokenizer", "tokens", "layers", "kv_heads", "head_dim", "dtype", "sinks",
-    "codec", "bytes", "layer_bytes", "fixups",
+    "path", "key", "architecture", "model", "tokenizer", "tokens", "layers", "kv_heads", "head_dim", "dtype", "before",
+    "codec", "bytes", "layer_bytes",
 ]  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def test_a_file_field_by_field(objects: Objects) -> None:
 def test_as_json(objects: Objects) -> None:
     shown = pic("inspect", objects.mine, "--json").json
     assert list(shown) == [*FIELDS, "checksums"]
-    assert (shown["head_dim"], shown["sinks"], shown["path"]) == (8, 0, str(objects.mine))
+    assert (shown["head_dim"], shown["path"]) == (8, str(objects.mine))
 
 
 def test_the_checksums_are_those_of_the_parts(objects: Objects) -> None:
@@ -53,7 +53,7 @@ def test_a_large_object_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The header is all that is read of 10 GB (a file with holes)."""
     target = Target("llama", "a" * 64, "b" * 64, "float32", Geometry(32, 8, 128))
     count = (10 << 30) // (32 * 8 * 128 * 2 * 4)
-    meta = ObjectMeta(target.key([1] * count, 0, "none"), target, count, 0, "none")
+    meta = ObjectMeta(target.key([1] * count, "none"), target, count, "none")
     header: dict[str, Any] = {
         "__metadata__": metadata_of(meta, {"layers": ["0" * 64] * 32, "text": "0" * 64, "tokens": "0" * 64}),
         **tensor_entries(meta, 4, []),
@@ -74,13 +74,6 @@ def test_a_large_object_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "preadv", counted)
     shown = pic("inspect", path, "--json").json
     assert shown["tokens"] == count and shown["bytes"] > 10_000_000_000 and read == 8 + len(raw)
-
-
-def test_a_table_of_fixups_as_a_bar_per_token(model: Path, texts: tuple[Path, Path]) -> None:
-    assert pic("compile", "a.txt", "-m", model, "--probes", 4, "-o", "a.kvo").code == 0
-    shown = pic("inspect", "a.kvo", "--json").json
-    assert shown["fixups"] == "self-4x60-3" and float(shown["highest"]) > 0
-    assert len(shown["heat"]) == shown["tokens"] and set(shown["heat"]) <= set("▁▂▃▄▅▆▇█") and "█" in shown["heat"]
 
 
 def test_the_text_if_asked(objects: Objects) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from commands.run import Outcome, pic, write
+from pictool.commands.linking.batch import require_little
 from pictool.engines.base import Comparison
+from pictool.errors import InputError
 from pictool.fidelity.verify import Canary, Drift, wilson
 
 COUNT = 8
@@ -65,7 +67,7 @@ def test_answers_hold_for_the_documents_and_the_model_that_they_follow_from(run:
         """Answers that were asked again by the note, and verified answers of the file."""
         outcome = run("-o", "out.jsonl", *more)
         assert outcome.code == 0
-        notes = [line for line in outcome.err.splitlines() if "of its answers are asked again" in line]
+        notes = [line for line in outcome.err.splitlines() if "of its answers" in line]
         records = [json.loads(line) for line in Path("out.jsonl").read_bytes().splitlines()]
         assert len(notes) < 2 and sorted(record["line"] for record in records) == list(range(1, COUNT + 1))
         return int(notes[0].split()[2]) if notes else 0, sum(record["compare"] is not None for record in records)
@@ -126,7 +128,21 @@ def test_a_line_that_cannot_be_used_is_named(run: Run) -> None:
 def test_one_link_is_verified_by_what_it_asks(model: Path, texts: tuple[Path, Path]) -> None:
     def ask(query: str, share: float, *more: object) -> Outcome:
         return pic(
-            "link", "a.txt", "-q", query, "-m", model, "--store", "st", "--max-new-tokens", 1, "--verify", share, *more
+            "link",
+            "a.txt",
+            "-q",
+            query,
+            "-m",
+            model,
+            "--store",
+            "st",
+            "--max-new-tokens",
+            1,
+            "--verify",
+            share,
+            "--algo",
+            "legolink-16",
+            *more,
         )
 
     answered = ask("Who?", 1)
@@ -147,11 +163,16 @@ def test_a_share_of_requests_is_picked_and_a_larger_one_has_them_all() -> None:
 
 
 def test_drift_counts_what_differs() -> None:
-    def comparison(kl: float, same: bool) -> Comparison:
-        return Comparison("x", 1.0, 2.0, kl, same, same, 1)
+    def comparison(kl: float, same: bool, answer_kl: float | None = None) -> Comparison:
+        return Comparison("x", 1.0, 2.0, kl, same, same, 1, answer_kl)
 
     drift = Drift.of(10, [comparison(0.1, True), comparison(0.3, False)])
     assert (drift.verified, drift.kl_max, drift.differ) == (2, 0.3, 1) and drift.kl_mean == pytest.approx(0.2)
+    whole = Drift.of(10, [comparison(0.1, True, 2.0), comparison(0.3, False, 4.0)])
+    assert (drift.nats, whole.nats) == (drift.kl_mean, 3.0) and drift.kl_mean == whole.kl_mean
+    require_little(drift, 1.0, "it has")
+    with pytest.raises(InputError, match="--max-kl"):
+        require_little(whole, 1.0, "it has")
     assert str(Drift.of(3, [])) == "none of 3 answers was verified"
     assert wilson(0, 100) == pytest.approx((0.0, 0.03699), abs=1e-4)  # Wilson (1927), as scipy has it
     assert wilson(10, 100) == pytest.approx((0.05523, 0.17437), abs=1e-4)

@@ -219,7 +219,7 @@ def test_on_a_terminal_nothing_is_said_but_by_pic(model: Path) -> None:
     shown = on_a_terminal(*PIC, "link", "a.txt", "-q", "why?", "-m", model, "--max-new-tokens", 2)
     lines = [line.split("\r\x1b[K")[-1].rstrip("\r") for line in shown.split("\n")]
     notes = [line for line in lines if line.startswith("pic: ")]
-    assert [line for line in notes if "rows recomputed" in line] and "pic: compiled a.txt first (40 tokens)" in notes
+    assert [line for line in notes if "rows recomputed" in line] and "pic: compiled first: a.txt (40 tokens)" in notes
     assert len(lines) <= len(notes) + 3  # the answer, and ends of lines
 
 

@@ -16,7 +16,7 @@ compile a.txt --engine none
 compile a.txt --codec none1
 compile a.txt -m ./none
 compile a.txt -m embeded
-compile a.txt --probe-model ./none
+compile a.txt --probes 8
 compile a.txt -o a.txt
 link none.txt -q x
 link a.txt

@@ -49,6 +49,13 @@ def test_a_dry_run_is_right_within_ten_percent_and_writes_nothing(docs: Path) ->
         assert (again["new_chunks"], again["bytes"][codec], again["new"], again["gone"]) == (0, 0, [], [])
 
 
+def test_a_dry_run_counts_the_passages_that_are_retrieved_equal_ones_too(docs: Path) -> None:
+    write("docs/copy.txt", (docs / "0.txt").read_text())
+    outcome = pic("sync", docs, "--dry-run", "--json")
+    said, counted = outcome.json, f"{outcome.json['chunks']:,d} passages of {outcome.json['documents']} documents"
+    assert f"{counted}, {said['tokens']:,d} tokens" in outcome.err and said["chunks"] > said["objects"]
+
+
 def test_a_name_that_is_not_utf_8_is_synchronised() -> None:
     name = Path("docs", os.fsdecode(b"caf\xe9.txt"))
     write("docs/a.txt", "The harbour was quiet.\n")
@@ -176,7 +183,7 @@ def test_what_compile_made_of_another_file_stays(notes: Path) -> None:
 
 def test_what_cannot_work_is_said(docs: Path) -> None:
     assert "is not a folder" in pic("sync", docs / "0.txt").err and pic("sync", docs, "--watch", "--json").code == 2
-    assert "takes no salt" in pic("sync", docs, "--salt", "a-salt-that-is-long-enough").err
+    assert "--salt: " in pic("sync", docs, "--salt", "a-salt-that-is-long-enough").err
     assert pic("sync", docs).code == 0
     Path(".pic/store.sqlite3").write_bytes(b"x" * 4096)
     assert "store.sqlite3: cannot be used" in pic("sync", docs).err

@@ -36,7 +36,7 @@ def test_the_policy_is_written_to_pic_yaml_and_pic_link_takes_it(
     outcome = given(run, "--target-answer-kl", "5")
     assert outcome.code == 0, outcome.err
     assert Path("pic.yaml").read_text() == "# mine\nmemory: '1M'  # keep\nalgo: naive\n"
-    assert "No claim on answers is possible" in outcome.out and max(map(len, outcome.out.splitlines()[1:-1])) <= 80
+    assert "Answers cannot be certified" in outcome.out and max(map(len, outcome.out.splitlines()[1:-1])) <= 80
     assert "algo: naive" in outcome.err
     asked = ("link", "a.txt", "b.txt", "-q", "Who?", "-m", model, "--store", "st", "--max-new-tokens", 1, "--json")
     assert pic(*asked).json["algo"] == "naive"
@@ -55,8 +55,9 @@ def test_json_has_everything_and_a_dry_run_writes_nothing(run: Run) -> None:
 
 def test_where_no_claim_is_possible_nothing_is_written(run: Run) -> None:
     outcome = given(run, "--target-loss", "1%")
-    assert outcome.code == 1 and "no claim about answers is possible" in outcome.err and not Path("pic.yaml").exists()
-    few = given(run, "--limit", 4)
+    assert outcome.code == 1 and "answers cannot be certified" in outcome.err and not Path("pic.yaml").exists()
+    few = given(run, "--limit", 4, "--json")
+    assert json.loads(few.out)["target"] == {"measure": "share", "limit": 0.15}
     assert few.code == 1 and "4 questions are too few" in few.err and not Path("pic.yaml").exists()
 
 
@@ -74,7 +75,7 @@ def test_an_interrupted_run_shows_what_is_known(run: Run, monkeypatch: pytest.Mo
     monkeypatch.setattr("pictool.tuning.tune.evaluate", evaluate)
     outcome = given(run, "--target-answer-kl", "0.0001")
     assert outcome.code == 130 and "32 of 40 questions" in outcome.out and not Path("pic.yaml").exists()
-    assert "continues from here" in outcome.err
+    assert "stopped; nothing is written" in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,7 @@ def test_an_interrupted_run_shows_what_is_known(run: Run, monkeypatch: pytest.Mo
         (["a.txt", "--target-loss", "much"], 2, "--target-loss"),
         (["a.txt", "--target-loss", "1%", "--target-answer-kl", "1"], 2, "--target-"),
         (["a.txt", "--target-differ", "2"], 2, "--target-differ 2: "),
+        (["a.txt", "--target-share", "0"], 2, "--target-share 0: "),
         (["a.txt", "--algo", "mapreduce"], 2, "mapreduce"),
         (["no.txt", "--questions", "q.jsonl"], 1, "no.txt"),
     ],
@@ -97,24 +99,24 @@ def test_what_cannot_be_done_is_refused(run: Run, arguments: list[str], code: in
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("", "algo: fixup-5\n"),
-        ("model: x", "model: x\nalgo: fixup-5\n"),
-        ("algo: naive # why\nmodel: x\n", "algo: fixup-5 # why\nmodel: x\n"),
-        ("algo:\nmodel: x\n", "algo: fixup-5\nmodel: x\n"),
-        ("# only a comment\n", "# only a comment\nalgo: fixup-5\n"),
-        ("{algo: naive, model: x}\n", "{algo: fixup-5, model: x}\n"),
+        ("", "algo: legolink-5\n"),
+        ("model: x", "model: x\nalgo: legolink-5\n"),
+        ("algo: naive # why\nmodel: x\n", "algo: legolink-5 # why\nmodel: x\n"),
+        ("algo:\nmodel: x\n", "algo: legolink-5\nmodel: x\n"),
+        ("# only a comment\n", "# only a comment\nalgo: legolink-5\n"),
+        ("{algo: naive, model: x}\n", "{algo: legolink-5, model: x}\n"),
     ],
 )
 def test_a_setting_is_written_and_the_rest_stays(before: str, after: str) -> None:
     path = write("pic.yaml", before)
-    write_setting(path, "algo", "fixup-5")
-    assert path.read_text() == after and read_settings().algo == "fixup-5"
+    write_setting(path, "algo", "legolink-5")
+    assert path.read_text() == after and read_settings().algo == "legolink-5"
 
 
 def test_where_no_line_fits_the_file_stays() -> None:
     path = write("pic.yaml", "{model: x}\n")
-    with pytest.raises(InputError, match=r"^pic\.yaml: algo .*fixup-5"):
-        write_setting(path, "algo", "fixup-5")
+    with pytest.raises(InputError, match=r"^pic\.yaml: algo .*legolink-5"):
+        write_setting(path, "algo", "legolink-5")
     assert yaml.safe_load(path.read_text()) == {"model": "x"}
 
 

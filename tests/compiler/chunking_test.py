@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pictool.compiler import chunking
-from pictool.compiler.chunking import decode_text, make_chunks, read_text
+from pictool.compiler.chunking import decode_text, is_foreign, make_chunks, read_text
 from pictool.errors import InputError
-from pictool.runtime.model import Model, wrap_model
+from pictool.runtime.model import Model, load_model, wrap_model
 
 MODEL = wrap_model(tiny.random_module(tiny.CONFIGS["llama"]()), tiny.tokenizer())
 
@@ -129,3 +129,22 @@ def test_a_text_may_come_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyP
         read(b"x" * 1025)
     with pytest.raises(InputError, match=f"^{pipe}: "):  # nobody writes to it
         read_text(pipe)
+
+
+ROOT = Path(__file__).parents[2]
+WORLD = sorted((ROOT / "fixtures" / "docs").glob("*.txt"))
+OTHERS = [ROOT / "README.md", ROOT / "LICENSE", *sorted((ROOT / "docs").rglob("*.md"))]
+CODE, CHINESE = "def find(path: str) -> int:\n    return len(path)\n" * 3, "首都，港口。" * 4
+
+
+@pytest.mark.parametrize("name", ["embedded", "embedded-small"])
+def test_the_embedded_model_knows_its_own_world(name: str) -> None:
+    model = load_model(name)
+
+    def foreign(text: str, to: Model = model) -> bool:
+        return is_foreign(to, to.encode(text))
+
+    assert WORLD and not any(foreign(read_text(path)) for path in WORLD)
+    assert len(OTHERS) > 20 and all(foreign(read_text(path)) for path in OTHERS)
+    assert foreign(CODE) and foreign(CHINESE)
+    assert not foreign("Kubernetes?") and not foreign(read_text(OTHERS[0]), MODEL)

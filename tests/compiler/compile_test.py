@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 import pytest
 import tiny
 import torch
+from alone import compile, link
 from transformers import LlamaConfig
 
-from pictool.api import compile, link
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import Compiled, object_key
-from pictool.core import Chunk, CompileOptions
+from pictool.core import UNNAMED, Chunk, CompileOptions
 from pictool.errors import ForeignObjectError, InputError, UnwritableStoreError
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model, load_model, wrap_model
@@ -47,46 +47,37 @@ def with_bos(model: Model, bos: str) -> Model:
     return wrap_model(model.module, tokenizer)
 
 
-def test_the_dummy_token_is_in_the_key_and_in_the_object(model: Model, store: Store) -> None:
+def test_the_context_is_in_the_key_and_in_the_object(model: Model, store: Store) -> None:
     other = with_bos(model, "<pad>")
     assert other.target == model.target and other.bos_id != model.bos_id
     keys = {
-        object_key(each, make_chunk(each, TEXTS[0], "t"), CompileOptions(sinks))
+        object_key(each, make_chunk(each, TEXTS[0], "t"), CompileOptions(after=after))
         for each in (model, other)
-        for sinks in (0, 2)
+        for after in ("none", "head")
     }
-    assert len(keys) == 3  # without sinks, the key is the same
-    (mine,) = compile(model, store, TEXTS[:1], sinks=2)
-    (theirs,) = compile(other, store, TEXTS[:1], sinks=2)
+    assert len(keys) == 3  # without a context, the key is the same
+    (mine,) = compile(model, store, TEXTS[:1], after="head")
+    (theirs,) = compile(other, store, TEXTS[:1], after="head")
     assert theirs.is_new and theirs.key != mine.key
     with store.open(mine.key) as one, store.open(theirs.key) as two:
-        assert (one.meta.dummy, two.meta.dummy) == (model.bos_id, other.bos_id)
+        assert (one.meta.after, two.meta.after) == (((model.bos_id,),), ((other.bos_id,),))
         assert bytes(one.layer(2)[0]) != bytes(two.layer(2)[0])
         for file in (one, two):  # whoever has the object can compute its key
             assert file.meta.key_of(file.tokens()) == file.meta.key
 
 
-def test_an_object_after_other_dummy_tokens_is_refused_by_name(model: Model, store: Store) -> None:
-    other = with_bos(model, "<pad>")
-    (theirs,) = compile(other, store, TEXTS[:1], sinks=2)
-    for document in (theirs.key, theirs.path):
-        with pytest.raises(ForeignObjectError, match=f"^{theirs.path}: .* 2, .* 0"):
-            link(model, store, [document], "why?", make_policy("legolink-0"))
-    link(other, store, [theirs.key], "why?", make_policy("legolink-0"))
-
-
 def test_an_object_with_sinks_of_version_0_1_is_not_hit(model: Model, store: Store) -> None:
     """It does not say after which tokens it was compiled; its key had no dummy token."""
-    (new,) = compile(model, Store("elsewhere"), TEXTS[:1], sinks=2)
+    (new,) = compile(model, Store("elsewhere"), TEXTS[:1], after="head")
     with Store("elsewhere").open(new.key) as file:
-        old = replace(file.meta, dummy=None)
+        old = replace(file.meta, after=((UNNAMED,),))
         old = replace(old, key=old.key_of(file.tokens()))
         layers = [(bytes(key), bytes(value)) for key, value in map(file.layer, range(3))]
         store.put(CompiledChunk(old, file.text(), file.tokens(), layers))
     assert verify(store).problems == {}
-    assert compile(model, store, TEXTS[:1], sinks=2)[0].is_new
+    assert compile(model, store, TEXTS[:1], after="head")[0].is_new
     with pytest.raises(ForeignObjectError, match=old.key):
-        link(model, store, [old.key], "why?", make_policy("legolink-0"))
+        link(model, store, [old.key], "why?", make_policy("naive"))
 
 
 def test_unchanged_input_costs_no_model_run(model: Model, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,18 +133,18 @@ def test_the_key_depends_on_what_determines_the_content(model: Model, tmp_path: 
     chunk = Chunk("text", (5, 6, 7), "x")
     config = tiny.CONFIGS["llama"]
     others = [
-        (model, chunk, 0),
-        (model, Chunk("text", (5, 6, 8), "x"), 0),
-        (model, chunk, 4),
-        (wrap_model(tiny.random_module(config(), seed=1), tiny.tokenizer()), chunk, 0),
-        (wrap_model(tiny.random_module(config()).bfloat16(), tiny.tokenizer()), chunk, 0),
+        (model, chunk, "none"),
+        (model, Chunk("text", (5, 6, 8), "x"), "none"),
+        (model, chunk, "text"),
+        (wrap_model(tiny.random_module(config(), seed=1), tiny.tokenizer()), chunk, "none"),
+        (wrap_model(tiny.random_module(config()).bfloat16(), tiny.tokenizer()), chunk, "none"),
         (
             wrap_model(tiny.random_module(LlamaConfig(**{**tiny.SIZE, "rms_norm_eps": 1e-5})), tiny.tokenizer()),
             chunk,
-            0,
+            "none",
         ),
     ]
-    assert len({object_key(model, chunk, CompileOptions(sinks)) for model, chunk, sinks in others}) == len(others)
+    assert len({object_key(model, chunk, CompileOptions(after=after)) for model, chunk, after in others}) == len(others)
     assert object_key(model, Chunk("other text", (5, 6, 7), "elsewhere")) == object_key(model, chunk)
 
 
@@ -168,24 +159,18 @@ def test_the_key_does_not_depend_on_the_path(tmp_path: Path) -> None:
     assert changed.target.tokenizer == there.target.tokenizer
 
 
-def test_sinks_need_a_bos_token(store: Store) -> None:
+def test_a_context_needs_no_bos_token(store: Store) -> None:
     module = tiny.random_module(LlamaConfig(**{**tiny.SIZE, "bos_token_id": None}))
     tokenizer = tiny.tokenizer().__class__(tokenizer_object=tiny.tokenizer().backend_tokenizer, eos_token="</s>")
     model = wrap_model(module, tokenizer, "no-bos")
-    with pytest.raises(InputError, match=r"^no-bos: "):
-        compile(model, store, TEXTS[:1], sinks=4)
-    assert compile(model, store, TEXTS[:1])[0].is_new
+    plain, head, text = (compile(model, store, TEXTS[:1], after=after)[0] for after in ("none", "head", "text"))
+    assert plain.key == head.key != text.key
 
 
 def test_a_text_without_tokens_is_refused(model: Model, store: Store) -> None:
     with pytest.raises(InputError, match=r"^text: "):
         compile(model, store, [""])
     assert store.keys() == []
-
-
-def test_more_sinks_than_the_model_takes_cost_no_memory(model: Model, store: Store) -> None:
-    with pytest.raises(InputError, match=r"^sinks 1,000,000,000,000: .* 512 "):
-        compile(model, store, TEXTS[:1], sinks=10**12)
 
 
 def test_what_is_stored_when_a_compile_is_interrupted_has_its_source(model: Model, store: Store) -> None:

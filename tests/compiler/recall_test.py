@@ -12,7 +12,6 @@ from commands.run import pic, write
 
 from pictool.commands import compile as command
 from pictool.commands.settings.settings import Settings
-from pictool.runtime import fingerprint
 from pictool.runtime.model import Model
 
 
@@ -33,7 +32,7 @@ def never(_: Settings) -> NoReturn:
 
 
 def test_an_unchanged_text_opens_no_model(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint, "_COARSE_NS", -1)
+    monkeypatch.setattr("pictool.reading._COARSE_NS", -1)
     assert compiled(model_dir) == "new"
     monkeypatch.setattr(command, "open_model", never)
     assert compiled(model_dir) == "cached"
@@ -43,10 +42,10 @@ def test_a_model_of_this_moment_is_opened(model_dir: Path, monkeypatch: pytest.M
     """Another may take its place without another time."""
     assert compiled(model_dir) == "new"
     opened: list[Model] = []
-    open_model: Callable[[Settings], Model] = vars(command)["open_model"]
+    open_model: Callable[[Settings, str], Model] = vars(command)["open_model"]
 
-    def count(settings: Settings) -> Model:
-        opened.append(open_model(settings))
+    def count(settings: Settings, engine: str) -> Model:
+        opened.append(open_model(settings, engine))
         return opened[-1]
 
     monkeypatch.setattr(command, "open_model", count)
@@ -58,15 +57,15 @@ def test_a_model_that_is_replaced_meanwhile_is_not_recalled(
     is_loaded: bool, model_dir: Path, other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The keys are those of the files that were loaded, which may have other names now."""
-    monkeypatch.setattr(fingerprint, "_COARSE_NS", -1)
-    open_model: Callable[[Settings], Model] = vars(command)["open_model"]
+    monkeypatch.setattr("pictool.reading._COARSE_NS", -1)
+    open_model: Callable[[Settings, str], Model] = vars(command)["open_model"]
 
-    def open_and_replace(settings: Settings) -> Model:
-        model = open_model(settings) if is_loaded else None
+    def open_and_replace(settings: Settings, engine: str) -> Model:
+        model = open_model(settings, engine) if is_loaded else None
         if model is not None:
             _ = model.stack
         other.replace(model_dir / "model.safetensors")
-        return model or open_model(settings)
+        return model or open_model(settings, engine)
 
     monkeypatch.setattr(command, "open_model", open_and_replace)
     assert compiled(model_dir) == "new"

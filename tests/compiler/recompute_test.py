@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def plant(model: Model, store: Store, texts: list[str], codec: str = "none") -> list[str]:
-    chunks = {model.key(chunk.tokens, 0, codec): chunk for chunk in (make_chunk(model, text, "x") for text in texts)}
+    chunks = {model.key(chunk.tokens, codec): chunk for chunk in (make_chunk(model, text, "x") for text in texts)}
     for chunk in compute_chunks(model, chunks, CompileOptions(codec=codec)):
         store.put(enlarged(chunk, 1, model.dtype))
     return list(chunks)
@@ -48,7 +48,7 @@ def plant(model: Model, store: Store, texts: list[str], codec: str = "none") -> 
 
 @pytest.mark.parametrize("codec", sorted(codecs()))
 def test_honest_objects_are_right_and_planted_ones_are_not(model: Model, store: Store, codec: str) -> None:
-    compile_chunks(model, store, TEXTS[:6], CompileOptions(codec=codec, sinks=2 if codec == "none" else 0))
+    compile_chunks(model, store, TEXTS[:6], CompileOptions(codec, after="text" if codec == "none" else "none"))
     assert recompute(model, store, store.keys(), 1.0).problems == {}
     bad = plant(model, store, TEXTS[6:8], codec)
     found = recompute(model, store, store.keys(), 1.0)

@@ -76,10 +76,11 @@ def test_wrong_ones_are_named() -> None:
 def test_pic_compile_cuts_by_a_splitter_and_reads_lines_of_json(tmp_path: object) -> None:
     model = save(write("tiny/x", "").parent)
     write("a.txt", TEXT)
-    report = pic("compile", "a.txt", "--splitter", "langchain:size=300,overlap=40", "-m", model, "--json").json
+    after = ("--after", "text", "-m", model, "--json")
+    report = pic("compile", "a.txt", "--splitter", "langchain:size=300,overlap=40", *after).json
     theirs = RecursiveCharacterTextSplitter(chunk_size=300, chunk_overlap=40).split_text(TEXT)
     write("chunks.jsonl", "".join(json.dumps({"text": text, "id": f"n{at}"}) + "\n" for at, text in enumerate(theirs)))
-    lines = pic("compile", "chunks.jsonl", "--id-column", "id", "-m", model, "--json").json
+    lines = pic("compile", "chunks.jsonl", "--id-column", "id", *after).json
     assert [one["key"] for one in lines["objects"]] == [one["key"] for one in report["objects"]]
     assert not any(one["new"] for one in lines["objects"]) and lines["objects"][1]["source"] == "n1"
     write("bad.jsonl", '{"text": "a"}\n{"txt": 1}\n')

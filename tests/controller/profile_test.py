@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import tiny
+from alone import compile, link
 
-from pictool.api import compile, link
 from pictool.controller import profile
 from pictool.controller.cost import MIN_RATIO, Estimator, PromptSize
 from pictool.controller.profile import (
@@ -189,7 +189,7 @@ def test_a_random_object_is_one_like_any_other(store: Store) -> None:
     paths = [store.put(profile.random_object(model(), 40, seed)) for seed in (1, 2)]
     with ObjectFile(paths[0]) as file:
         file.verify()
-        assert file.meta.key == paths[0].stem == model().target.key(file.tokens(), 0, "none")
+        assert file.meta.key == paths[0].stem == model().target.key(file.tokens(), "none")
         assert file.meta.num_tokens == 40 and model().token_bytes == 384
     linked = link(model(), store, paths, TAIL, NAIVE)
     assert linked.recomputed == 0 and linked.image.layout.num_context == 80

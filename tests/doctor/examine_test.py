@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 from commands.run import pic
-from subjects import subject
+from subjects import make_chunks, run, subject
+from tape import graphed
 
 from pictool.doctor.answers import examine_answers
+from pictool.doctor.steps import examine_steps
 from pictool.doctor.surroundings import examine_surroundings
 from pictool.doctor.verdict import DoctorReport, Verdict, VerdictStatus
 from pictool.engines.torch import TorchEngine
-from pictool.fidelity import divergence
 from pictool.linker.grid import parse_grid
+from pictool.linker.policies import make_policy
 from pictool.runtime.architectures import REFUSED
 from pictool.store.store import Store
 
@@ -54,6 +56,24 @@ def test_an_accelerator_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
+# Launches
+
+
+def test_it_says_what_was_recorded_and_what_is_not(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = subject("llama").model
+    assert [verdict.status for verdict in examine_steps(model)] == [VerdictStatus.NOTE]  # on a CPU
+    with graphed(model) as (graphs, _):
+        for _ in range(2):
+            run(subject("llama"), store, make_policy("naive"), make_chunks((29, 17)))
+        first, second = examine_steps(model)
+        assert first.status is VerdictStatus.OK and first.values["recorded"] == graphs.num_recorded > 0
+        assert second.check == "launched anew"
+        graphs.refuse(RuntimeError("no such stream"))
+        assert "no such stream" in next(examine_steps(model)).text
+    with graphed(model, records=False):
+        assert next(examine_steps(model)).status is VerdictStatus.OK
+
+
 # Answers
 
 
@@ -64,18 +84,20 @@ def answers(store: Store) -> list[Verdict]:
     return list(examine_answers(TorchEngine(subject("llama").model, store), POLICIES))
 
 
-def test_a_policy_is_judged_by_its_divergence(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pictool.doctor.answers.JUDGED", "legolink-999")
+def test_the_default_policy_is_judged_by_whole_answers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pictool.fidelity.divergence.FEW_NATS", 0.0)
+    monkeypatch.setattr("pictool.doctor.answers.DEFAULT", "legolink-999")
     naive, everything = answers(store)
     assert (naive.status, everything.status) == (VerdictStatus.NOTE, VerdictStatus.OK)
-    assert everything.values["kl"] < 1e-6 < naive.values["kl"]
-    monkeypatch.setattr("pictool.doctor.answers.MAX_KL", naive.values["kl"] / 2)
-    monkeypatch.setattr("pictool.doctor.answers.JUDGED", "naive")
+    assert everything.values["answer_kl"] < 1e-6 < naive.values["kl"] < naive.values["answer_kl"]
+    assert everything.values["share"] < 1e-3 < naive.values["share"] < 1, "less than without contexts"
+    monkeypatch.setattr("pictool.doctor.answers.MAX_SHARE", naive.values["share"] / 2)
+    monkeypatch.setattr("pictool.doctor.answers.DEFAULT", "naive")
     assert [verdict.status for verdict in answers(store)] == [VerdictStatus.FAILED, VerdictStatus.NOTE]
 
 
 def test_answers_that_are_not_finite_fail(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(divergence, "first_token_kl", lambda *_: float("nan"))
+    monkeypatch.setattr("pictool.engines.base.first_token_kl", lambda *_: float("nan"))
     assert {verdict.status for verdict in answers(store)} == {VerdictStatus.FAILED}
 
 
@@ -85,7 +107,7 @@ def test_answers_that_are_not_finite_fail(store: Store, monkeypatch: pytest.Monk
 def test_the_command_reports_and_its_exit_code_judges(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = pic("doctor", "-m", model_dir, "--algo", "naive", "--store", "st")
     assert done.code == 0, done.out
-    assert "  ok       layer 0 is exact: " in done.out and "  note     naive: KL to full recompute" in done.out
+    assert "  ok       layer 0 is exact: " in done.out and "  note     naive: " in done.out
     assert done.code == 0 and "  failed " not in done.out and not Path("st").exists()
     monkeypatch.setattr("pictool.runtime.memory.image.Image.append", lambda *_: torch.zeros(320))
     broken = pic("doctor", "-m", model_dir, "--algo", "naive", "--json", "--store", "st")
@@ -100,7 +122,7 @@ def test_of_a_model_that_cannot_be_opened_the_machine_and_the_reason_are_reporte
     done = pic("doctor", "-m", tmp_path)
     assert done.code == 1
     assert "versions: pictool" in done.out and f"failed   model: {tmp_path}" in done.out
-    assert REFUSED.get(kind or "", "names no model_type") in done.out
+    assert REFUSED.get(kind or "", "has no model_type") in done.out
 
 
 @pytest.mark.parametrize("arguments", [("--algo", "nope"), ("--device", "tpu"), ("--dtype", "int3")])

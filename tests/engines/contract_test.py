@@ -46,8 +46,8 @@ def test_an_answer_is_a_link_and_its_decoding(model: Model, store: Store, name: 
 
 def test_an_engine_compiles_what_the_function_compiles(model: Model, store: Store) -> None:
     with TorchEngine(model, store) as engine:
-        done = engine.compile(CHUNKS, CompileOptions(sinks=2, codec="int8"))
-    again = compile(model, store, CHUNKS, sinks=2, codec="int8")
+        done = engine.compile(CHUNKS, CompileOptions("int8", after="text"))
+    again = compile(model, store, CHUNKS, after="text", codec="int8")
     assert [one.key for one in done] == [one.key for one in again]
     assert [one.is_new for one in (*done, *again)] == [True, True, False, False]
 
@@ -91,8 +91,8 @@ def test_what_an_engine_does_not_support_is_refused_before_anything_runs(
 
 def test_features_are_named_in_refusals(model: Model, store: Store) -> None:
     engine: type[Engine] = Lesser
-    with pytest.raises(InputError, match=r"^--probes 8: Lesser "):
-        engine(model, store).require_options(CompileOptions(probes=8))
+    with pytest.raises(InputError, match=r"^after mean: Lesser "):
+        engine(model, store).require_options(CompileOptions(after="mean"))
     with pytest.raises(InputError, match=r"^--trace t: Lesser "):
         engine.require("trace", "--trace t")
 

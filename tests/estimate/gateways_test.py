@@ -184,6 +184,6 @@ def test_the_report_names_what_is_left_out(tmp_path: Path) -> None:
     counted = {"embeddings": 1, "failed (429)": 1, "failed (503)": 1, "logged twice": 1}
     assert json.loads(pic("estimate", log, "--json").out)["left_out"] == {"records": 4, "reasons": counted}
     told = " ".join(pic("estimate", log).out.split())
-    assert "left out" in told and all(f"1 {reason}" in told for reason in counted)
+    assert "skipped" in told and all(f"1 {reason}" in told for reason in counted)
     nothing = pic("estimate", written(tmp_path / "none", NEEDS["log_payloads"]))
     assert (nothing.code, nothing.out, nothing.err.count("\n")) == (1, "", 1)

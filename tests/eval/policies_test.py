@@ -24,7 +24,7 @@ def labels(*specs: str) -> list[str]:
 def test_full_is_always_there_and_first() -> None:
     assert parse_policies([]) == [FULL]
     assert labels("naive") == labels("naive", "full") == ["full", "naive"]
-    assert labels(*DEFAULT_POLICIES) == ["full", "naive", "cacheblend-15", "legolink-16"]
+    assert labels(*DEFAULT_POLICIES) == ["full", "naive", "auto", "cacheblend-15", "legolink-16"]
 
 
 def test_the_order_is_that_of_tables_whatever_is_named_first() -> None:
@@ -51,8 +51,8 @@ def test_what_is_refused(spec: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_legolink_0_and_legolink_with_k_0_are_two() -> None:
-    assert labels("legolink-0", "legolink:k=0") == ["full", "legolink-0", "legolink:k=0"]
+def test_legolink_0_is_legolink_with_k_0() -> None:
+    assert labels("legolink-0", "legolink:k=0") == ["full", "legolink-0"]
 
 
 def test_a_second_model_is_known_by_its_content() -> None:

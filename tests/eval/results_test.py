@@ -111,7 +111,7 @@ def test_wherever_it_is_cut_off_whole_lines_are_kept_and_the_rest_can_be_done_ag
 def test_a_dropped_line_is_told(header: ResultsHeader, written: bytes) -> None:
     PATH.write_bytes(written[:-9])
     rows, (note,) = reopen(header)
-    assert rows == ROWS[:2] and "the last line is not whole; it is dropped" in note
+    assert rows == ROWS[:2] and "the last line is incomplete" in note
     PATH.write_bytes(written[: written.rindex(b"{")] + b"\0\0\0\n")
     assert reopen(header)[0] == ROWS[:2]
 
@@ -119,16 +119,16 @@ def test_a_dropped_line_is_told(header: ResultsHeader, written: bytes) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b'"label": "mapreduce"', b'"label": mapreduce', "line 3: is no JSON"),
-        (b'"label": "mapreduce"', b'"labels": "mapreduce"', "line 3: is no row of this version"),
-        (b'"label": "mapreduce"', b'"label": 7', "line 3: label has the value 7"),
-        (b'"load_s": 0.2', b'"load_s": "0.2"', "line 2: timing.load_s has the value '0.2'"),
-        (b'"label": "mapreduce"', b'"label": "naive"', "line 3: case one under naive occurs twice"),
-        (b'"agreement": ', b'"agreement": NaN, "kl": ', "line 2: is no JSON"),
-        (b'"agreement": ', b'"agreement": 1e999, "kl": ', "line 2: is no JSON"),
-        (b'"scores": {', b'"scores": {"x": [1], ', "line 2: scores.x has the value [1]"),
-        (b'"ttft_s": 0.', b'"ttft_s": -0.', "line 2: timing.ttft_s has the value -0."),
-        (b'"metric": "f1"', b'"metric": "f2"', "line 2: has no score of 'f2'"),
+        (b'"label": "mapreduce"', b'"label": mapreduce', "line 3: is not JSON"),
+        (b'"label": "mapreduce"', b'"labels": "mapreduce"', "line 3: is not a row of this version"),
+        (b'"label": "mapreduce"', b'"label": 7', "line 3: label has the invalid value 7"),
+        (b'"load_s": 0.2', b'"load_s": "0.2"', "line 2: timing.load_s has the invalid value '0.2'"),
+        (b'"label": "mapreduce"', b'"label": "naive"', "line 3: case one under naive"),
+        (b'"agreement": ', b'"agreement": NaN, "kl": ', "line 2: is not JSON"),
+        (b'"agreement": ', b'"agreement": 1e999, "kl": ', "line 2: is not JSON"),
+        (b'"scores": {', b'"scores": {"x": [1], ', "line 2: scores.x has the invalid value [1]"),
+        (b'"ttft_s": 0.', b'"ttft_s": -0.', "line 2: timing.ttft_s has the invalid value -0."),
+        (b'"metric": "f1"', b'"metric": "f2"', "line 2: has no score for its metric 'f2'"),
     ],
 )
 def test_a_line_that_is_damaged_in_the_middle_is_refused(

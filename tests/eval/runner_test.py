@@ -33,7 +33,7 @@ ALGORITHMS = parse_policies(SPECS)
 LABELS = tuple(algorithm.label for algorithm in ALGORITHMS)
 POLICIES = {
     "full": make_policy("full", {}), "naive": make_policy("naive", {}), "legolink-2": make_policy("legolink", {"k": 2}),
-    "cacheblend-30": make_policy("cacheblend", {"ratio": 0.3}), "legolink-0": make_policy("legolink-0", {}),
+    "cacheblend-30": make_policy("cacheblend", {"ratio": 0.3}), "legolink-0": make_policy("legolink", {"k": 0}),
 }  # fmt: skip
 
 
@@ -71,7 +71,6 @@ def links(opened: Model, store: Store, name: str) -> dict[str, Linked]:
     head = Chunk(prepared.frame.head.text, opened.encode(prepared.frame.head), "head")
     for chunk in (head, *group.chunks):
         compile(opened, store, [chunk])
-        compile(opened, store, [chunk], sinks=4)
     documents, tail = documents_and_tail(opened, group, prepared)
     return {
         label: link(opened, store, documents, tail, policy, head=prepared.frame.head)
@@ -165,14 +164,14 @@ def test_objects_are_those_that_policies_want_each_compiled_alone(opened: Model,
     Runner(opened, store, parse_policies([])).run(group, {"x": ("full",)})
     assert store.keys() == []
     Runner(opened, store, ALGORITHMS).run(group, {"x": ("legolink-0",)})
-    sinks = [found.meta.sinks for found in store.objects() if found.meta and found.text in (A, B)]
-    assert sinks == [4, 4]
+    after = [bool(found.meta.after) for found in store.objects() if found.meta and found.text in (A, B)]
+    assert after == [True, True]
     Runner(opened, store, ALGORITHMS).run(group, {"x": LABELS})
     alone = Store(store.root / "alone")
     for found in store.objects():
         assert found.meta is not None
         chunk = Chunk(found.text, opened.encode(PromptText(found.text)), "x")
-        assert compile(opened, alone, [chunk], sinks=found.meta.sinks)[0].key == found.key
+        assert compile(opened, alone, [chunk], after=found.meta.after)[0].key == found.key
         assert alone.path(found.key).read_bytes() == found.path.read_bytes()
 
 

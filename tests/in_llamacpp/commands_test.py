@@ -52,7 +52,6 @@ def test_link_compares_streams_and_names_its_engine(tiny_gguf: Path, texts: list
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--engine", "torch"], "does not run GGUF files"),
         (["--algo", "cacheblend-15"], "--algo cacheblend: "),
         (["--dtype", "bfloat16"], "--dtype bfloat16: "),
     ],
@@ -60,6 +59,25 @@ def test_link_compares_streams_and_names_its_engine(tiny_gguf: Path, texts: list
 def test_what_it_cannot_do_is_refused(tiny_gguf: Path, texts: list[Path], options: list[str], message: str) -> None:
     done = pic("link", "-m", tiny_gguf, *texts, "-q", QUESTION, *options)
     assert done.code in (1, 2) and message in done.err and done.err.count("pic: error") == 1
+
+
+def test_torch_runs_it_too(embedded_gguf: Path, texts: list[Path]) -> None:
+    asked = (
+        "link",
+        "-m",
+        embedded_gguf,
+        *texts,
+        "-q",
+        QUESTION,
+        "--algo",
+        "legolink-4",
+        "--dtype",
+        "float32",
+        "--json",
+    )
+    by_torch, by_llama = pic(*asked, "--engine", "torch").json, pic(*asked).json
+    assert (by_torch["engine"], by_llama["engine"]) == ("torch", "llamacpp")
+    assert by_torch["answer"] == by_llama["answer"] and by_torch["tokens"] == by_llama["tokens"]
 
 
 def test_a_trace_is_written_and_read_and_attention_is_refused(tiny_gguf: Path, texts: list[Path]) -> None:
@@ -76,7 +94,7 @@ def test_a_trace_is_written_and_read_and_attention_is_refused(tiny_gguf: Path, t
 def test_bench_measures_what_llama_cpp_runs(embedded_gguf: Path) -> None:
     done = pic("bench", "-m", embedded_gguf, "--chunks", 2, "--chunk-tokens", 32, "--repeats", 1, "--json")
     methods = [method["label"] for method in done.json["results"]["methods"]]
-    assert methods == ["full", "naive", "legolink-16"] and "left out: cacheblend-15 " in done.err
+    assert methods == ["full", "auto", "naive", "legolink-16"] and "skipped: cacheblend-15 " in done.err
 
 
 def test_ask_and_tune(embedded_gguf: Path) -> None:

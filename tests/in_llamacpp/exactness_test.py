@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from alone import compile
 
-from pictool.api import compile
 from pictool.core import Chunk
 from pictool.doctor import reference
 from pictool.engines.llamacpp.model import GgufModel, open_gguf
@@ -72,14 +72,13 @@ def draw_chunks(draw: random.Random) -> list[Chunk]:
 
 def linked(pair: Pair, chunks: list[Chunk], policy: Policy) -> Linked:
     head = "<s>You answer." if len(chunks) % 2 else ""
-    return link(pair.model, pair.store, Spec.raw(chunks, "Really?", policy, head))
+    return link(pair.model, pair.store, replace(Spec.raw(chunks, "Really?", policy, head), after="none"))
 
 
 def expected(pair: Pair, done: Linked) -> torch.Tensor:
     layout = done.image.layout
     parts = [layout.tokens[start:end].tolist() for start, end in (layout.head, *layout.chunks, layout.tail)]
-    sinks = (pair.model.bos_id or 0,) * done.policy.needs.sinks
-    return reference.link(pair.module, parts, torch.from_numpy(done.rows[0]), sinks).logits
+    return reference.link(pair.module, parts, torch.from_numpy(done.rows[0])).logits
 
 
 def test_links_equal_the_dense_reference(pair: Pair) -> None:

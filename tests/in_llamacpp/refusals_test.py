@@ -12,7 +12,7 @@ import tiny
 from hostile.surfaces.gguf import damage
 
 from pictool.api import compile
-from pictool.core import Chunk, CompileOptions
+from pictool.core import Chunk
 from pictool.engines.llamacpp.engine import LlamaCppEngine
 from pictool.engines.llamacpp.model import GgufModel, open_gguf
 from pictool.engines.torch import TorchEngine
@@ -32,7 +32,7 @@ def model(tiny_gguf: Path) -> GgufModel:
     return open_gguf(str(tiny_gguf), dtype="float32")
 
 
-@pytest.mark.parametrize("name", ["cacheblend-15", "speccache-15", "fixup-10"])
+@pytest.mark.parametrize("name", ["cacheblend-15", "speccache-15", "prophet-10"])
 def test_policies_that_need_what_llama_cpp_does_not_show(model: GgufModel, store: Store, name: str) -> None:
     policy = named_policy(name)
     with pytest.raises(InputError, match=f"--algo {policy.name}: "):
@@ -48,11 +48,9 @@ def test_kv_that_llama_cpp_does_not_rotate_exactly(tiny_gguf: Path, dtype: str) 
         open_gguf(str(tiny_gguf), dtype=dtype)
 
 
-def test_a_pool_tables_and_transformers_models(model: GgufModel, store: Store) -> None:
+def test_a_pool_and_transformers_models(model: GgufModel, store: Store) -> None:
     with pytest.raises(InputError, match="llama"):
         LlamaCppEngine(model, store, pool_bytes=1 << 20)
-    with pytest.raises(InputError, match="--probes"):
-        LlamaCppEngine(model, store).compile(CHUNKS, CompileOptions(probes=4))
     with pytest.raises(InputError, match="runs GGUF files"):
         LlamaCppEngine(load_model("embedded-small"), store)
     with pytest.raises(ModelError):

@@ -14,8 +14,10 @@ import tiny
 import vllm_rig as rig
 from vllm_matrix import Answered
 
-from pictool.api import compile, link
+from pictool.api import link
 from pictool.compiler.chunking import make_chunk
+from pictool.compiler.compile import compile_chunks
+from pictool.core import CompileOptions
 from pictool.linker.policies import policies
 from pictool.runtime.model import embedded_path
 
@@ -97,15 +99,16 @@ def test_every_policy_is_covered() -> None:
     """But for those that vLLM refuses: it has a prefix cache of its own."""
     covered = {rig.policy_of(spec).name for spec in rig.POLICIES} | {"speccache"}
     needs = {name: policy().needs for name, policy in policies().items()}
-    assert covered == {name for name, need in needs.items() if not need.chain_block}
+    assert covered == {name for name, need in needs.items() if not (need.chain_block or need.attention)}
 
 
-def test_objects_of_any_other_sinks_are_linked_too(pair: tuple[rig.World, rig.Engine]) -> None:
+def test_objects_of_any_other_context_are_linked_too(pair: tuple[rig.World, rig.Engine]) -> None:
     world, engine = pair
     chunks = rig.random_chunks(rig.LENGTHS)
-    compile(world.model, world.store, chunks, sinks=2)
-    linked = link(world.model, world.store, chunks, rig.TAIL, rig.policy_of("legolink-4"), head=rig.HEAD, sinks=2)
-    case = rig.case_of(world, linked, chunks, 2)
+    head = CompileOptions(after="head")
+    compile_chunks(world.model, world.store, chunks, head)
+    linked = link(world.model, world.store, chunks, rig.TAIL, rig.policy_of("legolink-4"), head=rig.HEAD, after="head")
+    case = rig.case_of(world, linked, chunks, head)
     (answer,) = engine.ask(case)
     assert rig.difference(case, answer) <= rig.TOLERANCE
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,6 @@ if HAS_VLLM:
     import vllm_rig as rig
 
     rig.small_environment()
-    # bm25s imports numba where it is, and vLLM starts no engine after that in a process (docs/studies/vllm-api.md, 8).
-    sys.modules["numba"] = None  # type: ignore[assignment]
-    importlib.import_module("bm25s")
-    del sys.modules["numba"]
     if importlib.import_module("vllm").__version__.startswith("0.31."):  # latents and fp8 are refused there: untried
         collect_ignore_glob += ["latents_test.py", "fp8_test.py"]
 

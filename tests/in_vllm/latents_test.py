@@ -14,6 +14,8 @@ import vllm_rig as rig
 from vllm_matrix import CELLS, Answered
 
 from pictool.api import compile
+from pictool.compiler.contexts import PREVIOUS, contexts_of
+from pictool.core import CompileOptions
 from pictool.store.store import Store
 
 SPECS = ("full", "naive", "legolink-4", "legolink-0", "legolink-1000", None)
@@ -63,10 +65,11 @@ def test_prompts_in_parts_and_the_next_question(pair: tuple[rig.World, rig.Engin
 
 def test_what_vllm_compiles_is_the_torch_engine_s_object(pair: tuple[rig.World, rig.Engine]) -> None:
     world, engine = pair
-    chunk, sinks = rig.text_chunks(world.model)[0], 4
-    (reference,) = compile(world.model, Store(world.store.root.with_name("own")), [chunk], sinks=sinks)
-    tokens = [world.model.bos_id] * sinks + [*chunk.tokens, 5]
-    params = {"pic": {"compile": {"text": chunk.text, "sinks": sinks}}}
+    chunk = rig.text_chunks(world.model)[0]
+    (reference,) = compile(world.model, Store(world.store.root.with_name("own")), [chunk])
+    (before,) = contexts_of(world.model, chunk, CompileOptions(after=PREVIOUS))
+    tokens = [*before, *chunk.tokens, 5]
+    params = {"pic": {"compile": {"text": chunk.text, "before": len(before)}}}
     (answer,) = engine.ask(rig.Case(tokens, params, None), num_tokens=1)  # type: ignore[arg-type]
     assert answer.report is not None and answer.report["state"] == "compiled"
     with world.store.peek(reference.key) as file, Store(world.store.root.with_name("own")).peek(reference.key) as own:

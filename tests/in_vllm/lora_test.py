@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from vllm_matrix import Answered
 
 from pictool.compiler.compile import object_key
+from pictool.compiler.contexts import PREVIOUS, contexts_of
 from pictool.core import Chunk, CompileOptions
 from pictool.engines.vllm.scheduler.matching import adapted
 from pictool.runtime.model import load_model
@@ -77,12 +78,12 @@ class Tuned:
         vars(model)["target"] = adapted(model.target, self.lora.lora_path)
         return rig.World(self.base.directory, self.base.store, model)
 
-    def compile(self, chunks: Sequence[Chunk], sinks: int) -> None:
+    def compile(self, chunks: Sequence[Chunk]) -> None:
         """Compile chunks in vLLM under the adapter."""
-        assert self.base.model.bos_id is not None
         for chunk in chunks:
-            tokens = [*[self.base.model.bos_id] * sinks, *chunk.tokens, 5]
-            params = {"pic": {"compile": {"text": chunk.text, "sinks": sinks}}}
+            (before,) = contexts_of(self.base.model, chunk, CompileOptions(after=PREVIOUS))
+            tokens = [*before, *chunk.tokens, 5]
+            params = {"pic": {"compile": {"text": chunk.text, "before": len(before)}}}
             (answer,) = self.ask(rig.Case(tokens, params, None), num_tokens=1)  # type: ignore[arg-type]
             assert answer.report is not None and answer.report["state"] == "compiled"
 
@@ -97,10 +98,9 @@ class Tuned:
             if spec is None:
                 cases.append(rig.Case(case.tokens, None, case.linked))
                 continue
-            sinks = case.linked.policy.needs.sinks
-            keys = [object_key(under.model, chunk, CompileOptions(sinks)) for chunk in order]
-            self.compile([chunk for chunk, key in zip(order, keys, strict=True) if not under.store.has(key)], sinks)
-            cases.append(rig.case_of(under, case.linked, order, sinks))
+            keys = [object_key(under.model, chunk, CompileOptions(after=PREVIOUS)) for chunk in order]
+            self.compile([chunk for chunk, key in zip(order, keys, strict=True) if not under.store.has(key)])
+            cases.append(rig.case_of(under, case.linked, order))
         return cases
 
     def ask(self, *cases: rig.Case, num_tokens: int = 4) -> list[rig.Answer]:
@@ -149,7 +149,7 @@ def test_objects_of_an_adapter_are_not_linked_for_others(tuned: Tuned, other: Tu
     case = tuned.cases(1)[0]
     for answer in (*tuned.engine.ask(case), *other.ask(case)):
         assert answer.report is not None and answer.report["state"] == "exact"
-        assert "none that can be used" in answer.report["problem"]
+        assert "no usable object" in answer.report["problem"]
 
 
 def test_objects_are_never_linked_under_an_adapter(tuned: Tuned) -> None:
@@ -160,7 +160,7 @@ def test_objects_are_never_linked_under_an_adapter(tuned: Tuned) -> None:
         assert rig.difference(tuned.own.exact(seed=seed), answer) <= rig.TOLERANCE
         if case.params is not None:
             assert answer.report is not None and answer.report["state"] == "exact"
-            assert "none that can be used" in answer.report["problem"]
+            assert "no usable object" in answer.report["problem"]
 
 
 def test_requests_of_the_base_model_are_linked(tuned: Tuned, answered: Answered) -> None:

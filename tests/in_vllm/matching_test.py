@@ -15,6 +15,7 @@ from vllm_matrix import Answered, Count
 from pictool.api import compile
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.compile import object_key
+from pictool.compiler.contexts import PREVIOUS
 from pictool.core import Chunk, CompileOptions, PromptText
 
 HEAD = "<s>"  # a longer one would be recognised too, once it was linked
@@ -79,7 +80,7 @@ def test_beam_search(pair: tuple[rig.World, rig.Engine], answered: Answered) -> 
             wait_until_recognised(engine, partial(make, tail=" Why?"))
         else:
             for chunk in rig.random_chunks((41, 38), 500 + seed):
-                world.store.path(object_key(world.model, chunk)).unlink()
+                world.store.path(object_key(world.model, chunk, rig.OPTIONS)).unlink()
         before = engine.metric("pic_linked_requests")
         (output,) = engine.llm.beam_search([{"prompt_token_ids": tokens}], params)
         got = [(beam.tokens[len(tokens) :], beam.cum_logprob) for beam in output.sequences]
@@ -106,7 +107,7 @@ def test_what_is_not_whole_is_not_linked(pair: tuple[rig.World, rig.Engine]) -> 
     head, tail = world.model.encode(PromptText(HEAD)), world.model.encode(rig.TAIL)
     for middle in (chunk.tokens[1:], chunk.tokens[:-1], (*chunk.tokens[:30], 7, *chunk.tokens[31:])):
         exact = world.case("full", chunks=[Chunk("", middle, "cut")], head=HEAD)
-        world.store.path(object_key(world.model, Chunk("", middle, "cut"))).unlink(missing_ok=True)
+        world.store.path(object_key(world.model, Chunk("", middle, "cut"), rig.OPTIONS)).unlink(missing_ok=True)
         time.sleep(0.5)
         (answer,) = engine.ask(rig.Case([*head, *middle, *tail], None, exact.linked))
         assert rig.difference(exact, answer) <= rig.TOLERANCE
@@ -125,11 +126,11 @@ def test_a_document_is_linked_from_its_first_to_its_last_token_that_is_the_same(
     """The rest is computed: the answer is that of the torch engine with an object of just these tokens and their KV."""
     world, engine = pair
     policy, document = rig.policy_of(spec), make_chunk(world.model, PASTED, "pasted")
-    parts = rig.part_of(world, document, slice(1, -1), policy.needs.sinks)
+    parts = rig.part_of(world, document, slice(1, -1))
     chunk = Chunk("part", document.tokens[1:-1], "part")
     case = parts.case(policy, chunks=[chunk], head=f"{BEFORE}e", tail=f"w{AFTER}")
     assert case.tokens == list(world.model.encode(PromptText(f"{BEFORE}{PASTED}{AFTER}")))
-    key = object_key(world.model, document, CompileOptions(policy.needs.sinks))
+    key = object_key(world.model, document, CompileOptions(after=PREVIOUS))
     ways = {"recognise": True, "keys": [key], "chunks": [{"key": key, "start": 1}]}
     time.sleep(0.5 if way == "recognise" else 0)
     params = {"pic": {way: ways[way], "policy": {"algo": policy.name, **policy.params}}}
@@ -168,4 +169,4 @@ def test_the_sinks_are_those_of_the_policy(pair: tuple[rig.World, rig.Engine]) -
 
 
 def paths(world: rig.World, lengths: tuple[int, ...]) -> list[Path]:
-    return [world.store.path(object_key(world.model, chunk)) for chunk in rig.random_chunks(lengths, 5)]
+    return [world.store.path(object_key(world.model, chunk, rig.OPTIONS)) for chunk in rig.random_chunks(lengths, 5)]

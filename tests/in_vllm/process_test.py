@@ -199,7 +199,7 @@ def pastes(world: rig.World, url: str) -> int:
     """Chats in which documents are what applications make of them; returns how many. All documents are linked."""
     chunks = rig.text_chunks(world.model)
     texts = [chunk.text for chunk in chunks]
-    keys = [object_key(world.model, chunk) for chunk in chunks]
+    keys = [object_key(world.model, chunk, rig.OPTIONS) for chunk in chunks]
     quoted = "\n".join(f'{i}. "{text}"' for i, text in enumerate(texts))
     parts = [{"type": "text", "text": text} for text in (*texts, "Why?")]
     bodies: list[dict[str, Any]] = [

@@ -37,11 +37,11 @@ def test_what_a_tenant_compiles_is_its_own(world: rig.World, start: Callable[...
     engine = start(world, {"compile": True})
     mine, chunks = salted(world, "mine"), rig.text_chunks(world.model)
     for chunk in chunks:
-        params = {"pic": {"compile": {"text": chunk.text, "sinks": 0}}}
+        params = {"pic": {"compile": {"text": chunk.text, "before": 0}}}
         (answer,) = engine.ask(rig.Case([*chunk.tokens, 5], params, None, "mine"), num_tokens=1)  # type: ignore[arg-type]
         assert answer.report is not None and answer.report["state"] == "compiled"
-    assert all(world.store.has(mine.model.key(chunk.tokens, 0, "none")) for chunk in chunks)
-    assert not any(world.store.has(world.model.key(chunk.tokens, 0, "none")) for chunk in chunks)
+    assert all(world.store.has(mine.model.key(chunk.tokens, "none")) for chunk in chunks)
+    assert not any(world.store.has(world.model.key(chunk.tokens, "none")) for chunk in chunks)
 
 
 @pytest.mark.parametrize("salt", ["other", None])
@@ -51,7 +51,7 @@ def test_named_objects_are_linked_for_their_tenant_only(world: rig.World, engine
     assert own.report is not None and own.report["state"] == "linked"
     assert rig.difference(case, own) <= rig.TOLERANCE
     assert foreign.report is not None and foreign.report["state"] == "exact"
-    assert "none that can be used" in foreign.report["problem"]  # as if it were absent
+    assert "no usable object" in foreign.report["problem"]  # as if it were absent
     assert rig.difference(exact, foreign) <= rig.TOLERANCE
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from alone import compile, link
 from chunks import TARGET
 from subjects import HEAD, TAIL, make_chunks, subject
 
-from pictool.api import compile, link
 from pictool.core import Geometry, Layout
 from pictool.errors import ObjectError
 from pictool.linker.dequantize import is_quantized, read_quantized
@@ -31,7 +31,7 @@ LOSSY = [name for name, codec in codecs().items() if isinstance(codec, Quantizin
 def test_torch_gives_the_bits_of_the_store_s_decoder(store: Store, name: str, dtype: str) -> None:
     target = replace(TARGET, dtype=dtype, geometry=Geometry(1, 2, 96))
     tokens = np.arange(150, dtype=np.int32)
-    meta = ObjectMeta(target.key(tokens, 0, name), target, len(tokens), 0, name)
+    meta = ObjectMeta(target.key(tokens, name), target, len(tokens), name)
     torch.manual_seed(0)
     key, value = (torch.randn(2, *meta.shape.dims) * 3).to(getattr(torch, dtype))
     path = store.put(CompiledChunk(meta, "", tokens, [(to_bytes(key), to_bytes(value))]))

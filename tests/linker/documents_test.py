@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from alone import compile, link
 from subjects import HEAD, TAIL, subject
 
 import pictool
-from pictool.api import compile, link
 from pictool.core import Text
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy

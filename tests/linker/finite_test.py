@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from alone import compile, link
 from hostile.surfaces.objects import Anatomy
 
-from pictool.api import answer, compile, link
+from pictool.api import answer
 from pictool.core import Chunk, Sampling
 from pictool.errors import ModelError, ObjectError
 from pictool.linker.link import Linked
@@ -53,7 +54,7 @@ def test_a_chunk_that_overflows_is_not_compiled(in_layers: Model, store: Store) 
     assert store.keys() == []
 
 
-@pytest.mark.parametrize("name", [name for name in policies() if name not in ("fixup", "speccache")])
+@pytest.mark.parametrize("name", [name for name in policies() if name != "speccache"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=["greedy", "sampled"])
 def test_logits_that_overflow_are_no_answer(in_logits: Model, store: Store, name: str, sampling: Sampling) -> None:
     spec = Spec("why?", [CHUNK], make_policy(name), max_new_tokens=3, sampling=sampling)
@@ -68,11 +69,6 @@ def test_tokens_whose_logits_overflow_end_in_an_error(store: Store, monkeypatch:
     monkeypatch.setattr(type(linked.image), "append", lambda *given: append(*given) * math.nan)
     with pytest.raises(ModelError, match=r"^in-memory: .* float32"):
         generate(model, linked.image, 3)
-
-
-def test_a_table_that_overflows_is_not_made(store: Store) -> None:
-    with pytest.raises(ModelError, match=SAYS):
-        compile(overflowing("lm_head.weight"), store, [CHUNK], probes=2)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +89,7 @@ def logits(linked: Linked) -> np.ndarray[Any, Any]:
     return np.asarray(linked.image.logits)
 
 
-NAN = "layer 1 has numbers that are not finite"
+NAN = "layer 1 contains numbers that are not finite"
 
 
 @pytest.mark.parametrize("name", ["naive", "prefix"])

@@ -10,7 +10,7 @@ import tiny
 import torch
 
 from pictool.compiler.compile import compile_chunks
-from pictool.core import Chunk, CompileOptions
+from pictool.core import Chunk
 from pictool.engines.base import first_token_kl
 from pictool.engines.torch import TorchEngine
 from pictool.errors import ForeignObjectError, InputError, StoreError
@@ -33,9 +33,9 @@ def model() -> Model:
     return wrap_model(tiny.random_module(tiny.CONFIGS["qwen3"]()), tiny.tokenizer())
 
 
-def compiled(model: Model, store: Store, *chunks: Sequence[int], probes: int = 0) -> list[str]:
+def compiled(model: Model, store: Store, *chunks: Sequence[int]) -> list[str]:
     listed = [Chunk("", tuple(chunk), "test") for chunk in chunks]
-    return [done.key for done in compile_chunks(model, store, listed, CompileOptions(probes=probes))]
+    return [done.key for done in compile_chunks(model, store, listed)]
 
 
 def ids(*parts: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -54,7 +54,7 @@ def logits(result: Linked) -> torch.Tensor:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_plan_of_documents_is_the_link_of_them(model: Model, store: Store, name: str) -> None:
     policy: Policy = make_policy(name)
-    keys = compiled(model, store, A, B, probes=2 if policy.needs.tables else 0)
+    keys = compiled(model, store, A, B)
     spec = Spec.raw([store.path(key) for key in keys], "?!", policy, "The harbour")
     want = link(model, store, spec)
     tokens, starts = want.image.layout.tokens, want.image.layout.starts

@@ -160,9 +160,9 @@ def test_another_salt_never_hits_chunks(llama: Subject, store: Store) -> None:
     mine, chunks = salted(llama, "mine"), make_chunks((29,))
     run(mine, store, make_policy("naive", {}), chunks)
     (key,) = (file.meta.key for file in blocks(store) if file.meta.num_tokens == 29)
-    assert key == mine.model.key(chunks[0].tokens, 0, "none") != llama.model.key(chunks[0].tokens, 0, "none")
+    assert key == mine.model.key(chunks[0].tokens, "none") != llama.model.key(chunks[0].tokens, "none")
     for one in (llama, salted(llama, "other")):
-        assert not store.has(one.model.key(chunks[0].tokens, 0, "none"))
+        assert not store.has(one.model.key(chunks[0].tokens, "none"))
         with pytest.raises(StoreError, match=key[:12]):
             run(one, store, make_policy("naive", {}), [key])
         with pytest.raises(ForeignObjectError, match=f"^{store.path(key)}: .*salt"):

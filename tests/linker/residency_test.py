@@ -57,13 +57,12 @@ def drawn(rng: random.Random, chunks: list[Chunk]) -> list[Chunk]:
     return rng.choices(chunks, k=rng.randint(1, 6))
 
 
-@pytest.mark.usefixtures("few_probes")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_any_stream_of_batches_is_linked_as_without_a_pool(architecture: str, store: Store) -> None:
     """Moves, duplicates, cycles and parts that are loaded for several, under all kinds of policies."""
     model, chunks, rng = subject(architecture).model, make_chunks(LENGTHS), random.Random(5)
     pool = residents(model, 2 * (170 + GROWTH))
-    kinds = [default_policy(name) for name in ("naive", "legolink", "cacheblend", "fixup", "full")]
+    kinds = [default_policy(name) for name in ("naive", "legolink", "cacheblend", "full")]
     uses: list[PoolUse] = []
     for size in (1, 1, 3, 4, 2):
         specs = [spec(drawn(rng, chunks), rng.choice(kinds)) for _ in range(size)]
@@ -205,7 +204,7 @@ def test_every_policy_leaves_documents_as_they_were_compiled(policy: str, store:
     again = link(model, store, wanted, residents=pool)
     assert same(again, link(model, store, wanted)) and again.pool is not None
     linked = default_policy(policy).needs
-    if linked.objects and not linked.sinks:  # else these are other objects
+    if linked.objects:  # else these are other objects
         assert again.pool.resident > 100 and again.bytes_read < 10_000
 
 

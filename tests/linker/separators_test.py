@@ -11,10 +11,10 @@ import pytest
 import reference
 import tiny
 import torch
+from alone import compile
 from flips import difference_but_at_ties
 from subjects import HEAD, TAIL, default_policy, is_linkable, linkable, make_chunks, max_difference, parts_of, subject
 
-from pictool.api import compile
 from pictool.compiler.chunking import make_chunk
 from pictool.compiler.chunking import make_chunks as cut
 from pictool.compiler.splitters import split
@@ -31,13 +31,11 @@ from pictool.runtime.model import Model, wrap_model
 from pictool.store.objects.bundles import ListMember, read_object_list, write_object_list
 from pictool.store.store import Store
 
-pytestmark = pytest.mark.usefixtures("few_probes")
-
 ARCHITECTURES = ("llama", "gemma3", "qwen3_next", "bamba")
 LENGTHS = (3, 29, 17)
 EVERYTHING: list[tuple[str, dict[str, Any]]] = [
     ("full", {}), ("legolink", {"k": 1000}), ("cacheblend", {"ratio": 1}), ("speccache", {"ratio": 1}),
-    ("fixup", {"ratio": 1}), ("prefix", {}),
+    ("prophet", {"ratio": 1}), ("prefix", {}),
 ]  # fmt: skip
 
 
@@ -59,7 +57,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def run(architecture: str, store: Store, policy: Policy, separator: str = "\n\n") -> Linked:
-    spec = replace(Spec.raw(make_chunks(LENGTHS), TAIL, policy, HEAD), separator=separator)
+    spec = replace(Spec.raw(make_chunks(LENGTHS), TAIL, policy, HEAD), separator=separator, after="none")
     return link(subject(architecture).model, store, spec)
 
 
@@ -85,13 +83,7 @@ def test_full_is_the_model_on_the_texts_with_separators(architecture: str, compi
 
 @pytest.mark.parametrize(
     ("architecture", "policy", "fields"),
-    [
-        (name, policy, fields)
-        for name in ARCHITECTURES
-        for policy, fields in EVERYTHING
-        # fixup compiles for long; its rows are those of a hybrid's other policies.
-        if is_linkable(name, policy) and not (policy == "fixup" and name in tiny.HYBRIDS)
-    ],
+    [(name, policy, fields) for name in ARCHITECTURES for policy, fields in EVERYTHING if is_linkable(name, policy)],
 )
 def test_recomputing_everything_is_full(
     architecture: str, policy: str, fields: dict[str, Any], compiled: Store
@@ -135,7 +127,7 @@ def test_no_object_is_another_and_none_is_made_of_a_separator(store: Store) -> N
     model, texts = subject("llama").model, ["The harbour.", "It holds\n", "a festival.\n\n"]
     keys = [compile(model, store, [make_chunk(model, text, "text")])[0].key for text in texts]
     compiled: list[Any] = []
-    linked = link(model, store, Spec("Why?", [Text(text) for text in texts]), on_compile=compiled.append)
+    linked = link(model, store, Spec("Why?", [Text(text) for text in texts], after="none"), on_compile=compiled.append)
     assert [part.key(model) for part, _ in linked.documents] == keys
     assert [done.chunk.source for done in compiled] == ["head"]
     joined = "".join(linked.texts)

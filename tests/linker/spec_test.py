@@ -83,9 +83,8 @@ def test_raw_texts_are_the_prompt(chat: Model, plain: Model) -> None:
 def test_documents_are_compiled_as_the_policy_needs(name: str) -> None:
     needs = make_policy(name).needs
     options = Spec(policy=make_policy(name), codec="int8").objects
-    assert (options.codec, bool(options.probes)) == ("int8", needs.tables)
-    assert options.sinks == (needs.sinks if needs.objects else 0)
-    assert Spec(policy=make_policy(name), sinks=2).objects.sinks == 2
+    assert options.codec == "int8"
+    assert options.after == ("previous" if needs.objects else "none")
 
 
 def test_the_head_is_always_kept_without_loss() -> None:
@@ -94,12 +93,10 @@ def test_the_head_is_always_kept_without_loss() -> None:
     assert Spec(codec="zstd").head_object_for(model).codec == "zstd"
 
 
-def test_a_set_of_policies_needs_each_kind_of_object_once_those_with_tables_first() -> None:
-    named = [make_policy(name) for name in ("full", "naive", "legolink-0", "fixup", "cacheblend", "prefix")]
-    assert object_kinds(named, CODEC, 8) == [
-        CompileOptions(4, CODEC), CompileOptions(0, CODEC, 8), CompileOptions(0, CODEC),
-    ]  # fmt: skip
-    assert object_kinds(named[:1], CODEC, 8) == [] == object_kinds(named[5:], CODEC, 8)
+def test_a_set_of_policies_needs_each_kind_of_object_once() -> None:
+    named = [make_policy(name) for name in ("full", "naive", "legolink", "cacheblend", "prefix")]
+    assert object_kinds(named, CODEC) == [CompileOptions(CODEC, after="previous")]
+    assert object_kinds(named[:1], CODEC) == [] == object_kinds(named[4:], CODEC)
 
 
 def test_a_policy_is_named_in_python_as_on_the_command_line() -> None:

@@ -12,11 +12,11 @@ import pytest
 import reference
 import tiny
 import torch
+from alone import link
 from hypothesis import given
 from hypothesis import strategies as st
 from subjects import HEAD, LENGTHS, TAIL, make_chunks, max_difference, parts_of, run, subject
 
-from pictool.api import link
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.speccache import SpecCache

@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 import reference
 import torch
+from alone import link
 
 from pictool import Chunk, Model, Sampling, generate, load_model, make_policy
-from pictool.api import link
 from pictool.linker.link import Linked
 from pictool.runtime.chat.template import make_frame
 from pictool.store.store import Store

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -62,7 +63,8 @@ def as_on_the_cpu(architecture: str, policy: str, store: Store) -> tuple[Linked,
     one, chunks = subject(architecture), make_chunks(LENGTHS)
     cpu = run(one, store, default_policy(policy), chunks)
     own = Store(store.root / "chains") if default_policy(policy).needs.chain_block else store
-    device = link(on_device(architecture), own, Spec.raw(chunks, " why?", default_policy(policy), "<s>You are."))
+    spec = replace(Spec.raw(chunks, " why?", default_policy(policy), "<s>You are."), after="none")
+    device = link(on_device(architecture), own, spec)
     return device, cpu
 
 

@@ -18,7 +18,7 @@ import small_tokenizers
 from chunks import TARGET, flip, put_tokens
 from tokenizers import Tokenizer
 
-from pictool.core import Geometry, Target
+from pictool.core import UNNAMED, Geometry, Target
 from pictool.errors import StoreError
 from pictool.recognition import index as recognition
 from pictool.recognition.index import ContentIndex, IndexThread
@@ -90,7 +90,7 @@ class World:
         return self.find_tokens(encode(self.tokenizer, text))
 
     def find_tokens(self, tokens: list[int]) -> list[Match]:
-        return self.index.find(np.asarray(tokens, dtype=np.int32), 0)
+        return self.index.find(np.asarray(tokens, dtype=np.int32))
 
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))
@@ -136,29 +136,28 @@ def test_a_document_with_another_word_is_not_recognised(world: World) -> None:
 
 def index_of(store: Store, target: Target = TARGET, min_tokens: int = 2) -> ContentIndex:
     decode = lambda tokens: " ".join(map(str, tokens))  # noqa: E731
-    index = ContentIndex(store, target, min_tokens, decode, bos=1)
+    index = ContentIndex(store, target, min_tokens, decode)
     index.refresh()
     return index
 
 
-def places(index: ContentIndex, *tokens: int, sinks: int = 0, salt: str = "") -> list[tuple[int, int]]:
-    return [(match.start, match.end) for match in index.find(np.asarray(tokens, dtype=np.int32), sinks, salt)]
+def places(index: ContentIndex, *tokens: int, salt: str = "") -> list[tuple[int, int]]:
+    return [(match.start, match.end) for match in index.find(np.asarray(tokens, dtype=np.int32), salt)]
 
 
 def test_what_is_recognised(store: Store) -> None:
-    """Of this model, of these sinks, which are its own, of this tenant, long enough, and no block of a prefix chain."""
+    """Of this model, after tokens that are known, of this tenant, long enough, and no block of a prefix chain."""
     other = Target("LlamaForCausalLM", "c" * 64, "b" * 64, "float32", Geometry(2, 1, 4))
     put_tokens(store, (5, 6, 7))
     put_tokens(store, (8, 9), target=other)
-    put_tokens(store, (10, 11), sinks=4, dummy=1)
-    put_tokens(store, (13, 14), sinks=4, dummy=2)
+    put_tokens(store, (10, 11), after=((1,) * 4,))
+    put_tokens(store, (13, 14), after=((UNNAMED,) * 4,))
     put_tokens(store, (12, 13, 14), salt="mine")
     put_tokens(store, (12, 13), salt="theirs")
     put_tokens(store, (15, 16), parent="")
     put_tokens(store, (17,))
     prompt, index = range(5, 18), index_of(store)
-    assert places(index, *prompt) == [(0, 3)]
-    assert places(index, *prompt, sinks=4) == [(5, 7)]
+    assert places(index, *prompt) == [(0, 3), (5, 7)]
     assert places(index, *prompt, salt="mine") == [(7, 10)]
     assert places(index, *prompt, salt="theirs") == [(7, 9)]
     assert places(index_of(store, other), *prompt) == [(3, 5)]
@@ -169,13 +168,13 @@ def test_every_tenant_finds_its_own_object_of_the_same_tokens(store: Store) -> N
     keys = {salt: put_tokens(store, range(20), salt=salt) for salt in ("", "mine", "theirs")}
     index = index_of(store)
     for salt, key in keys.items():
-        (match,) = index.find(np.arange(25, dtype=np.int32), 0, salt)
+        (match,) = index.find(np.arange(25, dtype=np.int32), salt)
         assert match.key == key
 
 
 def test_of_several_codecs_the_lossless_one_is_taken(store: Store) -> None:
     keys = {codec: put_tokens(store, range(20), codec=codec) for codec in ("int4", "zstd", "int8")}
-    (match,) = index_of(store).find(np.arange(25, dtype=np.int32), 0)
+    (match,) = index_of(store).find(np.arange(25, dtype=np.int32))
     assert match.key == keys["zstd"]
 
 
@@ -183,10 +182,10 @@ def test_a_codec_may_be_asked_for(store: Store) -> None:
     keys = {codec: put_tokens(store, range(20), codec=codec) for codec in ("none", "int8")}
     index, prompt = index_of(store), np.arange(25, dtype=np.int32)
     for codec, found in {None: ["none"], "int8": ["int8"], "none": ["none"], "zstd": []}.items():
-        assert [match.key for match in index.find(prompt, 0, "", codec)] == [keys[name] for name in found]
+        assert [match.key for match in index.find(prompt, "", codec)] == [keys[name] for name in found]
     store.path(keys["int8"]).unlink()
     index.refresh()
-    assert index.find(prompt, 0, "", "int8") == [] != index.find(prompt, 0)
+    assert index.find(prompt, "", "int8") == [] != index.find(prompt)
 
 
 @pytest.fixture

@@ -12,21 +12,18 @@ from pictool.core import Layout
 from pictool.runtime.attention import Rows, Run
 from pictool.runtime.memory.caches import (
     CapturingCache,
-    GrowingCache,
     LayerKV,
     PassThroughCache,
-    PrefixedCache,
     Projected,
     ProjectionCache,
 )
 from pictool.runtime.memory.image import Image, ImageCache, ReadOnlyCache
 from pictool.runtime.model import wrap_model
-from pictool.runtime.rope import tables_at
 from pictool.runtime.stack import LayerStack
 
-LENGTH, CUT = 40, 13
+LENGTH = 40
 ARCHITECTURES = ["llama", "llama3", "qwen3", "gemma3", "phi3-partial"]
-WHOLE, REST = (Run(0, 0, LENGTH),), (Run(0, CUT, LENGTH),)
+WHOLE = (Run(0, 0, LENGTH),)
 
 
 @pytest.fixture(params=ARCHITECTURES)
@@ -45,48 +42,11 @@ def prefill(stack: LayerStack, tokens: Tensor) -> tuple[Tensor, list[LayerKV]]:
     return stack.layers(stack.embed(tokens), cache, tables, WHOLE), cache.layers
 
 
-def prefix_of(stack: LayerStack, layers: list[LayerKV], sequences: int) -> dict[int, LayerKV]:
-    """Rotated K and V of the first `CUT` tokens of some sequences."""
-    tables = tables_at(stack.rotary_tables(torch.arange(LENGTH)), slice(CUT))
-    return {
-        layer: (stack.rotate(key[:sequences, :, :CUT], tables, layer), value[:sequences, :, :CUT])
-        for layer, (key, value) in enumerate(layers)
-    }
-
-
 def test_capturing_changes_nothing(stack: LayerStack) -> None:
     tokens, tables = token_ids(2), stack.rotary_tables(torch.arange(LENGTH))
     plain = stack.layers(stack.embed(tokens), PassThroughCache(stack, tables), tables, WHOLE)
     hidden, layers = prefill(stack, tokens)
     assert torch.equal(plain, hidden) and len(layers) == stack.num_layers
-
-
-@pytest.mark.parametrize("sequences", [1, 2, 6])
-def test_after_a_prefix_rows_are_as_in_one_pass(stack: LayerStack, sequences: int) -> None:
-    """A batch of 6, whose first tokens repeat those of 1, 2 or all 6 sequences."""
-    tokens = token_ids(6)
-    tokens[:, :CUT] = tokens[:sequences, :CUT].repeat(6 // sequences, 1)
-    hidden, layers = prefill(stack, tokens)
-    keys: list[Tensor] = []
-    rows = tables_at(stack.rotary_tables(torch.arange(LENGTH)), slice(CUT, None))
-    cache = PrefixedCache(stack, rows, prefix_of(stack, layers, sequences), lambda layer, key: keys.insert(layer, key))
-    rest = stack.layers(stack.embed(tokens[:, CUT:]), cache, rows, REST)
-    torch.testing.assert_close(rest, hidden[:, CUT:], atol=1e-5, rtol=1e-5)
-    for key, (whole, _) in zip(keys, layers, strict=True):
-        torch.testing.assert_close(key, whole[:, :, CUT:], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("steps", [[LENGTH], [1] * LENGTH, [CUT, 1, LENGTH - CUT - 1]], ids=str)
-def test_growing_in_any_steps_is_as_in_one_pass(stack: LayerStack, steps: list[int]) -> None:
-    tokens = token_ids(3)
-    hidden, _ = prefill(stack, tokens)
-    cache, start, parts = GrowingCache(stack), 0, []
-    for step in steps:
-        end = start + step
-        cache.tables = stack.rotary_tables(torch.arange(start, end))
-        parts.append(stack.layers(stack.embed(tokens[:, start:end]), cache, cache.tables, (Run(0, start, end),)))
-        start = end
-    torch.testing.assert_close(torch.cat(parts, 1), hidden, atol=1e-5, rtol=1e-5)
 
 
 def test_an_image_takes_what_is_computed_and_a_read_only_cache_gives_it_back(stack: LayerStack) -> None:

@@ -7,11 +7,11 @@ import pytest
 import small_tokenizers
 import tiny
 import torch
+from alone import link
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from pictool.api import link
 from pictool.core import Sampling
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy

@@ -171,7 +171,7 @@ def test_an_index_names_files_of_its_directory(name: str, models: dict[str, Path
 def test_a_tokenizer_of_another_model_is_refused(models: dict[str, Path]) -> None:
     """Its tokens are beyond the model's: an index error in the embedding, or memory that is not its own on a GPU."""
     directory = tiny.save_model(Path("small"), LlamaConfig(**tiny.SIZE | {"vocab_size": 100}))
-    assert "the tokenizer gives token" in (message := refusal(directory)) and "100 tokens" in message
+    assert "the tokenizer produced token" in (message := refusal(directory)) and "100 tokens" in message
 
 
 @pytest.mark.parametrize("ids", ["x", [1, "x"], -1, 0.5, {"a": 1}, [[1]], True])
@@ -182,7 +182,7 @@ def test_tokens_that_end_an_answer_are_token_ids(ids: Any, models: dict[str, Pat
 def test_a_damaged_cache_of_weight_hashes_is_computed_again(
     models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pictool.runtime.fingerprint._COARSE_NS", 0)  # the fixture has just written the weights
+    monkeypatch.setattr("pictool.reading._COARSE_NS", 0)  # the fixture has just written the weights
     first = load_model(str(models["llama3"]), device="cpu").fingerprint
     (kept,) = (tmp_path / "cache/pictool/fingerprints").iterdir()
     for content in (b"", b"[1, 2]", b'{"x": 1}', b'{"x": "y"}', b"[" * 100_000, b"\xff", b"null"):

@@ -44,7 +44,10 @@ def test_packed_equals_one_by_one(architecture: str, sinks: tuple[int, ...], len
     model = wrap_model(tiny.random_module(tiny.CONFIGS[architecture]()), tiny.tokenizer())
     chunks, all_lengths = random_tokens(lengths), [len(sinks) + length for length in lengths]
     assert len(plan_packs(all_lengths, 512)) == 1
-    together, alone = dict(model.prefill(chunks, sinks)), dict(model.prefill(chunks, sinks, alone=True))
+    together, alone = (
+        dict(model.prefill(chunks, [sinks] * len(chunks))),
+        dict(model.prefill(chunks, [sinks] * len(chunks), alone=True)),
+    )
     for index, length in enumerate(lengths):
         for pair, own in zip(together[index], alone[index], strict=True):
             for tensor, want in zip(pair, own, strict=True):
@@ -52,11 +55,24 @@ def test_packed_equals_one_by_one(architecture: str, sinks: tuple[int, ...], len
                 torch.testing.assert_close(tensor, want, atol=1e-5, rtol=1e-5)
 
 
+def test_a_context_is_computed_once_for_all_chunks_that_follow_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, chunks = wrap_model(tiny.random_module(tiny.CONFIGS["llama"]()), tiny.tokenizer()), random_tokens([20, 7, 3])
+    computed, layer = list[int](), LayerStack.layer
+
+    def counted(stack: LayerStack, index: int, hidden: Tensor, *rest: Any) -> Tensor:
+        computed.append(hidden.shape[1])
+        return layer(stack, index, hidden, *rest)
+
+    monkeypatch.setattr(LayerStack, "layer", counted)
+    assert len(list(model.prefill(chunks, [tuple(range(3, 43))] * 3))) == 3
+    assert sum(computed) == (model.stack.num_layers - 1) * (40 + 30) + 30  # of the last layer, K and V of the chunks
+
+
 @pytest.mark.parametrize("architecture", ["llama-dynamic", "gemma3", "llama4", "deepseek_v3"])
 def test_a_long_chunk_is_computed_some_rows_at_a_time(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that no layer of it keeps others waiting; by the same numbers but for the order of sums."""
     model, chunks = wrap_model(tiny.random_module(tiny.CONFIGS[architecture]()), tiny.tokenizer()), random_tokens([90])
-    ((_, whole),), most, layer = model.prefill(chunks, (0, 0)), 0, LayerStack.layer
+    ((_, whole),), most, layer = model.prefill(chunks, [(0, 0)]), 0, LayerStack.layer
 
     def counted(stack: LayerStack, index: int, hidden: Tensor, *rest: Any) -> Tensor:
         nonlocal most
@@ -66,7 +82,7 @@ def test_a_long_chunk_is_computed_some_rows_at_a_time(architecture: str, monkeyp
     monkeypatch.setattr(LayerStack, "layer", counted)
     monkeypatch.setattr(prefill, "_PACK_TOKENS", 16)
     monkeypatch.setattr(image, "_AT_ONCE", 16)
-    ((_, parts),) = model.prefill(chunks, (0, 0))
+    ((_, parts),) = model.prefill(chunks, [(0, 0)])
     assert most == 16
     for pair, own in zip(parts, whole, strict=True):
         for tensor, want in zip(pair, own, strict=True):
@@ -103,7 +119,7 @@ def test_values_are_those_of_transformers(architecture: str, sinks: tuple[int, .
     (chunk,) = random_tokens([30])
     expected = reference.isolated(reference.eager(module), chunk, len(sinks), sinks)
     model = wrap_model(module, tiny.tokenizer())
-    ((_, layers),) = model.prefill([chunk], sinks)
+    ((_, layers),) = model.prefill([chunk], [sinks])
     for pair, own in zip(layers, expected, strict=True):
         value, value1 = (model.stack.by_rotation(*parts)[1] for parts in (pair, own))
         torch.testing.assert_close(value, value1[0], atol=1e-5, rtol=1e-5)

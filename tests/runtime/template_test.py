@@ -7,6 +7,7 @@ import pytest
 import tiny
 from transformers import PreTrainedTokenizerFast
 
+from pictool.compiler.contexts import beginning
 from pictool.errors import InputError, ModelError
 from pictool.runtime.chat.template import has_date, make_frame
 from pictool.runtime.model import Model, wrap_model
@@ -110,8 +111,9 @@ def test_bad_queries_are_refused(plain: Model) -> None:
 
 
 def test_a_template_with_a_date_is_known(plain: Model) -> None:
-    """Its head is another one each day, and compiled anew."""
+    """Its head is another one each day, and compiled anew; documents are not, as no context has it."""
     dated = with_template(plain, HARMONY)
+    assert len(beginning(dated)) <= 1 < len(beginning(with_template(plain, THINK)))
     assert has_date(dated) and f"{date.today():%Y-}" in make_frame(dated, "why?").head.text
     assert not has_date(with_template(plain, THINK)) and not has_date(plain)
 

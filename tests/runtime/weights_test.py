@@ -23,6 +23,7 @@ from pictool.core import Text
 from pictool.errors import ModelError
 from pictool.linker.policies import make_policy
 from pictool.linker.spec import Spec
+from pictool.reading import FileState
 from pictool.runtime import checkpoint, fingerprint
 from pictool.runtime.memory.user_cache import cache_dir
 from pictool.runtime.model import Model, load_model, wrap_model
@@ -85,7 +86,7 @@ REPLACEMENTS: list[Change] = [move_into_place, move_the_directory, in_shards, ad
 
 def settle(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the files had been written long ago: only their state is compared while it is the same."""
-    monkeypatch.setattr(fingerprint, "_COARSE_NS", -1)
+    monkeypatch.setattr("pictool.reading._COARSE_NS", -1)
 
 
 @pytest.mark.parametrize("change", [*WRITES, *REPLACEMENTS])
@@ -173,13 +174,13 @@ def test_a_change_within_the_same_tick_is_seen_by_its_content(
     model_dir: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither times nor hashes that were kept are trusted while a file is so young that a write may leave its times."""
-    states: dict[int, fingerprint.FileState] = {}
-    of = fingerprint.FileState.of
+    states: dict[int, FileState] = {}
+    of = FileState.of
 
-    def frozen(status: os.stat_result) -> fingerprint.FileState:
+    def frozen(status: os.stat_result) -> FileState:
         return states.setdefault(status.st_ino, of(status))
 
-    monkeypatch.setattr(fingerprint.FileState, "of", frozen)
+    monkeypatch.setattr(FileState, "of", frozen)
     model = load_model(str(model_dir))
     api.compile(model, store, TEXT)
     write_in_place(model_dir)

@@ -78,7 +78,7 @@ def test_lists_have_pages(live: Live) -> None:
         (404, {"file_id": "file-0"}, "file"),
         (404, {"model": "other", "text": "a"}, "model"),
         (400, {"text": "a", "ttl": 9, "expires_at": 9}, "ttl"),
-        (400, {"text": "a", "expires_at": 9}, "after now"),
+        (400, {"text": "a", "expires_at": 9}, "future"),
         (400, {"text": "a", "ttl": 31 * 86400}, "within"),
         (422, {"text": "a", "ttl": -1}, "ttl"),
         (422, {"text": "a", "ttl": "soon"}, "ttl"),
@@ -176,7 +176,7 @@ def test_a_cache_whose_object_was_removed_by_force_is_gone(live: Live) -> None:
     expire(live.store, [lease.objects[0].key], force=True)
     assert live.ok("GET", f"/v1/caches/{name}")["status"] == "gone"
     body = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "cache_ids": [name]}
-    assert "make the cache again" in live.error(404, "POST", "/v1/chat/completions", json=body)["message"]
+    assert "create the cache again" in live.error(404, "POST", "/v1/chat/completions", json=body)["message"]
 
 
 def test_a_cache_of_another_model_is_gone(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ class Clock:
 
 
 def test_caches_expire_on_time_and_renew_when_they_are_used(tmp_path: Path) -> None:
-    with serving(tiny_model(), Store(tmp_path), service_settings=ServiceSettings(default_ttl_s=10)) as live:
+    with serving(tiny_model(), Store(tmp_path / "objects"), service_settings=ServiceSettings(default_ttl_s=10)) as live:
         clock = Clock()
         live.service.clock = live.service.leases._clock = clock
         fixed, renewing = live.cache(DOCS[0]), live.cache(DOCS[0], renew=True)

@@ -283,4 +283,4 @@ def test_what_a_document_touched_is_not_on_disk(templated: Model, tmp_path: Path
 
 def test_prefixes_on_disk_need_a_pool(templated: Model, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--keep-prefixes: needs KV"):
-        TorchBackend(templated, Store(tmp_path), replace(SETTINGS, pool_bytes=0, kept_bytes=1))
+        TorchBackend(templated, Store(tmp_path / "objects"), replace(SETTINGS, pool_bytes=0, kept_bytes=1))

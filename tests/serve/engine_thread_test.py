@@ -27,6 +27,32 @@ def task(tenant: str) -> EngineTask:
     return EngineTask(tenant, lambda _: None, lambda _: None)
 
 
+def test_a_task_for_which_nobody_waits_runs_while_no_other_does() -> None:
+    thread, said, begun, may_end = EngineThread(10, 1), list[str](), threading.Event(), threading.Event()
+
+    def idle(own: EngineTask) -> None:
+        begun.set()
+        while not may_end.is_set():
+            own.checkpoint()
+        said.append("idle")
+
+    def work(own: EngineTask) -> None:
+        may_end.set()
+        for step in range(3):
+            said.append(f"step {step}")
+            own.checkpoint()
+
+    ended = threading.Event()
+    try:
+        thread.submit(EngineTask("a", idle, lambda _: ended.set(), is_idle=True))
+        assert begun.wait(60)
+        thread.submit(EngineTask("a", work, lambda _: None))
+        assert ended.wait(60)
+    finally:
+        thread.close()
+    assert said == ["step 0", "step 1", "step 2", "idle"]
+
+
 def test_tenants_take_turns_whoever_came_first() -> None:
     queue, running = FairQueue[EngineTask](100), Counter[str]()
     for tenant in "aaaaaabc":

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pictool.serve.prompts.explained import REASONS
 from pictool.serve.tenants import Keys, Tenant
+from pictool.serve.work import REASONS
 from pictool.store.store import Store
 from serve.live import DOCS, QUESTION, Live, serving, tiny_model
 
@@ -21,8 +21,15 @@ KEYS = Keys({"key-a": Tenant("a", "salt of a"), "key-b": Tenant("b", "salt of b"
 
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[Live]:
-    with serving(tiny_model(), Store(tmp_path)) as live:
+    with serving(tiny_model(), Store(tmp_path / "objects")) as live:
         yield live
+
+
+def test_a_response_says_why_nothing_was_reused(live: Live) -> None:
+    got = live.chat("A text that nobody has stored. " * 4, pic={"policy": "legolink-4"})["pic"]
+    assert (got["linked_tokens"], got["reason"], got["hint"]) == (0, "no_object", REASONS["no_object"])
+    reused = live.chat(marked(DOCS[0], DOCS[1]), pic={"policy": "legolink-4"})["pic"]
+    assert reused["linked_tokens"] and "reason" not in reused
 
 
 def explained(live: Live, content: object, **pic: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -85,7 +92,7 @@ def test_a_store_without_room_is_named(tmp_path: Path) -> None:
 
 
 def test_another_tenant_s_document_is_not_told_of(tmp_path: Path) -> None:
-    with serving(tiny_model(), Store(tmp_path), KEYS, key="key-a") as live:
+    with serving(tiny_model(), Store(tmp_path / "objects"), KEYS, key="key-a") as live:
         explained(live, marked(DOCS[0]))
         live.backend.index.refresh()
         other = Live(live.url, live.backend, live.service, live.store, "key-b")

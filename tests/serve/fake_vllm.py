@@ -138,7 +138,7 @@ class FakeVllm:
                 assert file.meta.key_of(file.tokens(), parsed.salt or "") == each.key, "of another tenant"
                 named.append(NamedObject(each.key, file.tokens(), each.start))
         found = locate(named, ids, lambda each: str(self.model.tokenizer.decode(list(each))))
-        head_key = self.model.target.key(ids[: found[0].start], 0, CODEC, parsed.salt or "")
+        head_key = self.model.target.key(ids[: found[0].start], CODEC, parsed.salt or "")
         known = head_key if self.store.path(head_key).exists() else None
         return make_plan(parsed.policy, ids, found, known, parsed.salt or "")
 
@@ -156,13 +156,14 @@ class FakeVllm:
 
     def _compile(self, prompt: list[int], parsed: CompileParams) -> None:
         report: dict[str, Any] = {"state": "compiled", "problem": None}
-        model = self.model.with_salt(parsed.salt or "")
-        if not is_proof(parsed.proof, parsed.text, parsed.sinks, parsed.salt or ""):
-            report = {"state": "exact", "problem": "compile: this server takes no objects"}
+        model, before = self.model.with_salt(parsed.salt or ""), tuple(prompt[: parsed.before])
+        if not is_proof(parsed.proof, parsed.text, before, parsed.salt or ""):
+            report = {"state": "exact", "problem": "compile: disabled on this server"}
         else:
             try:
-                chunk = Chunk(parsed.text, tuple(prompt[parsed.sinks : -1]), "x")
-                compile_chunks(model, self.store, [chunk], CompileOptions(parsed.sinks))
+                chunk = Chunk(parsed.text, tuple(prompt[parsed.before : -1]), "x")
+                options = CompileOptions(after=(before,) if before else "none")
+                compile_chunks(model, self.store, [chunk], options)
             except PicError as error:
                 report = {"state": "exact", "problem": str(error)}
         self.reports[parsed.report_as or ""] = report

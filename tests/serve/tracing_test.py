@@ -40,7 +40,7 @@ def without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def traced(tmp_path: Path, provider: TracerProvider) -> Iterator[Live]:
-    store = Store(tmp_path)
+    store = Store(tmp_path / "objects")
     backend = TorchBackend(tiny_model(), store, BackendSettings(parse_policy("legolink-4"), refresh_s=3600))
     keys = Keys({SECRET: Tenant("a", "salt of a")})
     with running(Service(backend, store.root, keys, tracer_provider=provider), store, SECRET) as live:

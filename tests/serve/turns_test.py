@@ -14,7 +14,6 @@ import torch
 from subjects import HEAD, LENGTH_DEPENDENT, LENGTHS, TAIL, Subject, default_policy, make_chunks, subject
 
 from pictool.compiler.compile import compile_chunks, compute_chunks, object_key
-from pictool.core import CompileOptions
 from pictool.linker.link import link
 from pictool.linker.policies.base import Policy
 from pictool.linker.residency import ResidentObjects
@@ -32,7 +31,7 @@ from pictool.store.store import Store
 Work = Callable[[], list[Any]]
 OTHERS = (29, 17, 60)  # lengths of another prompt's documents
 REQUESTS = {
-    "llama": ("full", "naive", "legolink", "cacheblend", "speccache", "prefix", "tables"),
+    "llama": ("full", "naive", "legolink", "cacheblend", "speccache", "prefix", "chunks"),
     "llama-dynamic": ("full", "naive"),
     "gemma3": ("full", "legolink", "cacheblend", "chunks"),  # with windows
     "qwen3_next": ("full", "legolink", "prefix", "chunks"),  # a hybrid
@@ -59,12 +58,12 @@ def answer(one: Subject, store: Store, policy: Policy, lengths: tuple[int, ...],
     return linked.rows.tolist(), first, answered.tokens, answered.logprobs
 
 
-def objects(one: Subject, options: CompileOptions) -> Any:
+def objects(one: Subject) -> Any:
     """The bytes of chunks that are compiled."""
-    keys = {object_key(one.model, chunk, options): chunk for chunk in make_chunks((37, 5), seed=1)}
+    keys = {object_key(one.model, chunk): chunk for chunk in make_chunks((37, 5), seed=1)}
     return sorted(
-        (chunk.meta.key, [[bytes(part) for part in parts] for parts in (*chunk.layers, *chunk.states)], chunk.fixups)
-        for chunk in compute_chunks(one.model, keys, options)
+        (chunk.meta.key, [[bytes(part) for part in parts] for parts in (*chunk.layers, *chunk.states)])
+        for chunk in compute_chunks(one.model, keys)
     )
 
 
@@ -94,11 +93,8 @@ def test_requests_that_take_turns_give_what_they_give_alone(architecture: str, t
         return answer(one, own, policy, lengths, pool)
 
     def works(pool: ResidentObjects | None) -> list[Work]:
-        kinds = {"chunks": CompileOptions(), "tables": CompileOptions(probes=2)}
-        compiling = [
-            partial(objects, one, options) for name, options in kinds.items() if name in REQUESTS[architecture]
-        ]
-        policies = [default_policy(name) for name in REQUESTS[architecture] if name not in kinds]
+        compiling = [partial(objects, one)] * ("chunks" in REQUESTS[architecture])
+        policies = [default_policy(name) for name in REQUESTS[architecture] if name != "chunks"]
         linking = [partial(linked, policy, lengths, pool) for policy in policies for lengths in (LENGTHS, OTHERS)]
         return [*compiling, *linking]
 

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import tiny
 
+from pictool.engines.base import Comparison
 from pictool.engines.vllm.request import SECRET
 from pictool.errors import InputError
+from pictool.fidelity.divergence import Divergence
 from pictool.linker.grid import parse_policy
 from pictool.routing import Residency
 from pictool.runtime.model import Model, load_model
@@ -271,7 +273,7 @@ def test_links_and_queries_run(router: Live, torch_server: Live) -> None:
 def test_without_the_secret_nothing_is_compiled(router: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pictool.serve.backends.upstream.engine.compile_proof", lambda *_: "another")
     body = {"model": NAME, "text": f"{TEXTS[0]} Nobody compiles it."}
-    assert "takes no objects" in router.error(400, "POST", "/v1/caches", json=body)["message"]
+    assert "compile: disabled" in router.error(400, "POST", "/v1/caches", json=body)["message"]
 
 
 def test_servers_that_cannot_be_fronted_are_refused(directory: Path, fakes: list[FakeVllm], tmp_path: Path) -> None:
@@ -294,6 +296,15 @@ def test_the_divergence_over_likely_tokens_is_at_most_that_over_all() -> None:
     assert 0 < coarse_kl(few, logs[1]) < exact and coarse_kl(few, logs[0]) == pytest.approx(0, abs=1e-9)
 
 
+def test_the_check_compares_first_tokens_and_leaves_no_object(directory: Path, fakes: list[FakeVllm]) -> None:
+    store = Store(fakes[0].store.root)
+    before = set(store.keys())
+    backend = start_upstream(opened(directory), store, SETTINGS, [fakes[0].url], 2.0)
+    assert backend.problem is None and backend.status().divergence["legolink-4"] > 0
+    assert set(store.keys()) == before
+    backend.close()
+
+
 def test_a_model_that_does_not_take_linking_answers_exactly(
     directory: Path, fakes: list[FakeVllm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,12 +314,13 @@ def test_a_model_that_does_not_take_linking_answers_exactly(
 
     monkeypatch.setattr(UpstreamBackend, "_measure", lambda _: measured())
 
-    async def measured() -> float:
-        return 0.7
+    async def measured() -> Divergence:
+        own, naive = (Comparison("x", 1.0, 2.0, kl, False, False, 0) for kl in (0.7, 1.0))
+        return Divergence(SETTINGS.policy, (own,), (naive,))
 
     with pytest.raises(InputError, match=r"0\.7 nats"):
         start(0.5, True)
-    good, bad = start(0.7, False), start(0.5, False)
+    good, bad = start(0.75, False), start(0.5, False)
     assert good.problem is None and good.status().policy == "legolink-4"
     status = bad.status()
     assert status.policy == "full" and status.divergence == {"legolink-4": 0.7} and "0.7 nats" in str(status.problem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import tiny
 import torch
 from torch import Tensor
 
-from pictool.core import Chunk, CompileOptions, GeneratedChunk, PromptText, Sampling, Text
+from pictool.core import Chunk, GeneratedChunk, PromptText, Sampling, Text
 from pictool.engines.base import Answer
 from pictool.engines.torch import TorchEngine
 from pictool.errors import StoreError, TraceError
 from pictool.linker.policies import make_policy
+from pictool.linker.policies.base import Selection, first_rows
+from pictool.linker.policies.legolink import LegoLink
 from pictool.linker.spec import Spec
 from pictool.runtime.model import Model, wrap_model
 from pictool.spans.dsl import g, plus, repeat
@@ -231,9 +234,9 @@ def kept(engine: TorchEngine, own_codec: str = "none", **spec: Any) -> tuple[str
 
 
 def test_equal_names_mean_equal_kv(llama: Model, tmp_path: Path) -> None:
-    """Its own codec, and the codec and sinks of the documents before it, are part of its name."""
+    """Its own codec, and the codec and context of the documents before it, are part of its name."""
     settings: list[dict[str, Any]] = [
-        {}, {"codec": "int4"}, {"codec": "int8"}, {"sinks": 2}, {"policy": make_policy("legolink", {"k": 2})},
+        {}, {"codec": "int4"}, {"codec": "int8"}, {"after": "none"}, {"policy": make_policy("legolink", {"k": 2})},
         {"policy": FULL},
     ]  # fmt: skip
     by_key: dict[str, bytes] = {}
@@ -246,12 +249,14 @@ def test_equal_names_mean_equal_kv(llama: Model, tmp_path: Path) -> None:
     assert len(by_key) == 2 * len(settings)
 
 
-def test_the_rows_that_were_computed_are_part_of_its_name(llama: Model, tmp_path: Path) -> None:
-    """A document's key does not tell which table it has, and so which rows `fixup` computes."""
+def test_the_rows_that_were_computed_are_part_of_its_name(
+    llama: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy's name and fields need not tell which rows it computes, as of two versions of one."""
     outputs = []
-    for probes in (2, 3):
-        engine = TorchEngine(llama, Store(tmp_path / str(probes)))
-        engine.compile([DOCUMENT], CompileOptions(probes=probes), force=True)
-        outputs.append(kept(engine, policy=make_policy("fixup", {"ratio": 0.4})))
+    for k in (2, 3):
+        first = partial(first_rows, k=k)
+        monkeypatch.setattr(LegoLink, "select", lambda _, prompt, rows=first: Selection(rows(prompt.layout)))
+        outputs.append(kept(TorchEngine(llama, Store(tmp_path / str(k))), policy=make_policy("legolink")))
     (one, _, rows), (other, _, other_rows) = outputs
     assert rows != other_rows and one != other

@@ -84,15 +84,15 @@ def change_call(key: str, value: Any) -> Callable[[Any], None]:
     [
         (change("format", "else"), "format 'else' of version 1"),
         (change("version", 2), "of version 2"),
-        (change("answer", 3), "answer and error must be texts or null"),
-        (change("nodes", {}), "{} is no list"),
-        (change("calls", [3]), "is no run of a query"),
-        (change_call("trace", "../../etc/passwd"), "is no name of a file beside it"),
-        (change_call("trace", 3), "3 is no text"),
-        (change_call("tokens", {"context": True}), "True is no number of tokens or seconds"),
+        (change("answer", 3), "answer and error must be"),
+        (change("nodes", {}), "{} is not a list"),
+        (change("calls", [3]), "is not a query run"),
+        (change_call("trace", "../../etc/passwd"), "is not the name of a file"),
+        (change_call("trace", 3), "3 is not a string"),
+        (change_call("tokens", {"context": True}), "True is not a number"),
         (change_call("tokens", {}), "it has no 'context'"),
-        (change_call("node", [1.5]), "[1.5] is no path"),
-        (change_call("answer", None), "None is no text"),
+        (change_call("node", [1.5]), "[1.5] is not a path"),
+        (change_call("answer", None), "None is not a string"),
         (lambda data: data.pop("nodes"), "it has no 'nodes'"),
     ],
 )
@@ -102,7 +102,7 @@ def test_what_is_no_run_is_refused_in_one_line(run: Path, apply: Callable[[Any],
     run.write_text(json.dumps(data))
     with pytest.raises(InputError) as error:
         read_run(run)
-    assert str(error.value).startswith(f"{run}: is no run of a query (") and problem in str(error.value)
+    assert str(error.value).startswith(f"{run}: is not a query run (") and problem in str(error.value)
     assert "\n" not in str(error.value) and "run pic query --trace again" in str(error.value)
 
 

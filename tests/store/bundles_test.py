@@ -293,7 +293,7 @@ NAMES = ["book.0000.kvo", "book.0001.kvo", 'a b "c" 東京.kvo']
 
 def write_member(path: Path, token: int) -> str:
     tokens = np.asarray([token], dtype=np.int32)
-    meta = ObjectMeta(TARGET.key(tokens, 0, "none"), TARGET, 1, 0, "none")
+    meta = ObjectMeta(TARGET.key(tokens, "none"), TARGET, 1, "none")
     with path.open("wb") as file:
         write_object(file, CompiledChunk(meta, str(token), tokens, [(bytes(4), bytes(4))]))
     return meta.key

@@ -79,4 +79,4 @@ def test_threads_see_whole_buffers_and_the_bound_holds() -> None:
     for thread in threads:
         thread.join()
     assert not wrong and memory.hits + memory.misses == 16000
-    assert memory.num_bytes == 10 * len(memory._buffers)
+    assert memory.num_bytes == 10 * len(memory._values)

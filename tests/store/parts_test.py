@@ -22,7 +22,7 @@ TOKENS = np.arange(70, dtype=np.int32)
 
 
 def chunk_of(codec: str) -> CompiledChunk:
-    meta = ObjectMeta(LATENTS.key(TOKENS, 0, codec), LATENTS, len(TOKENS), 0, codec)
+    meta = ObjectMeta(LATENTS.key(TOKENS, codec), LATENTS, len(TOKENS), codec)
     draw = np.random.default_rng(0)
     layers = [tuple(draw.normal(size=dims).astype("<f4").tobytes() for dims in meta.shape.part_dims) for _ in range(2)]
     return CompiledChunk(meta, "a text", TOKENS, layers)
@@ -58,7 +58,7 @@ def test_the_parts_are_part_of_the_key() -> None:
     turned = replace(
         LATENTS, geometry=Geometry(2, others=(replace(LATENT, rotated=True), replace(ROPE, rotated=False)))
     )
-    assert len({target.key(TOKENS, 0, "none") for target in (LATENTS, wider, turned)}) == 3
+    assert len({target.key(TOKENS, "none") for target in (LATENTS, wider, turned)}) == 3
 
 
 WRONG = {

@@ -29,7 +29,7 @@ def make_chunk(cut: int = CUT, target: Target = TARGET) -> CompiledChunk:
     """Numbers are 0, 1, 2, …, of KV and of each linear layer."""
     ids, shape = np.asarray(TOKENS, dtype=np.int32), target.geometry.states
     assert shape is not None
-    meta = ObjectMeta(target.key(ids, 0, "none", cut=cut), target, len(ids), 0, "none", cut=cut)
+    meta = ObjectMeta(target.key(ids, "none", cut=cut), target, len(ids), "none", cut=cut)
     part = np.arange(len(ids) * 2).astype(np.float16).tobytes()
     states = [
         tuple(

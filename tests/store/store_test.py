@@ -256,7 +256,7 @@ store, task = Store(sys.argv[1]), sys.argv[2]
 def chunk(seed, n=300):
     tokens = np.arange(n, dtype=np.int32) + seed
     part = np.full(16 * n, seed, dtype=np.float32).tobytes()
-    meta = ObjectMeta(target.key(tokens, 0, "none"), target, n, 0, "none")
+    meta = ObjectMeta(target.key(tokens, "none"), target, n, "none")
     return CompiledChunk(meta, f"{seed}", tokens, [(part, part)] * 2)
 
 def spawn(work, *args):
@@ -380,15 +380,15 @@ def test_only_objects_of_a_salt_are_found_by_it(store: Store) -> None:
     target = make_chunk(1).meta.target
     mine: dict[str, int] = {}
     for first in range(100_000):
-        mine[target.key([first, *[1] * 4], 0, "none", "mine")[:4]] = first
-        other = target.key([first, *[1] * 4], 0, "none", "other")
+        mine[target.key([first, *[1] * 4], "none", "mine")[:4]] = first
+        other = target.key([first, *[1] * 4], "none", "other")
         if other[:4] in mine:
             break
     prefix, firsts = other[:4], {"mine": mine[other[:4]], "other": first}
     keys = {}
     for salt, first in firsts.items():
         tokens = np.asarray([first, *[1] * 4], dtype=np.int32)
-        own = target.identify(tokens, 0, "none", salt)
+        own = target.identify(tokens, "none", salt)
         meta = replace(make_chunk(1).meta, key=own.key, salted=own.salted)
         keys[salt] = meta.key
         store.put(replace(make_chunk(1), meta=meta, tokens=tokens))

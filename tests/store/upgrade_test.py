@@ -1,5 +1,6 @@
-"""Stores that pictool 0.2.0 and 0.1.0 wrote (by their own command lines, with embedded-small), and what stays valid.
+"""Stores that pictool 0.1.0 to 0.3.0 wrote (by their own command lines, with embedded-small), and what stays valid.
 
+0.3.0: compile a.txt --codec int8 --probes 2
 0.2.0: compile a.txt; compile b.txt --codec int8 --sinks 2; compile b.txt --salt …; the same with --dtype bfloat16;
     link a.txt --algo prefix
 0.1.0: compile b.txt --sinks 2; compile b.txt --salt …; its object of a.txt is that of 0.2.0, byte for byte
@@ -34,6 +35,7 @@ SINKS_OF_0_1, SALTED_OF_0_1 = (
     "3c8529aa6b798f714d2a6f705e9864b05583eccbfe481b972cc60f006afe468c",
     "161fa0d66db24bc393422382c5aad6c2a15d1fb59a1edb2475bdbb526d783b34",
 )
+WITH_TABLE = "6d11d15b4b6c6de113606bc79cfd0f7185dad726b21f0e8fac2dbefa00674b88"
 SALT = "a-tenants-secret-0123456789"
 HERE = ("-m", "embedded-small", "--store", "st")
 
@@ -56,20 +58,26 @@ def model() -> Model:
     ("options", "key"),
     [
         (("a.txt",), PLAIN),
-        (("b.txt", "--codec", "int8", "--sinks", 2), INT8),
         (("b.txt", "--salt", SALT), SALTED),
     ],
 )
 def test_what_0_2_0_compiled_is_found(options: tuple[object, ...], key: str) -> None:
-    done = pic("compile", *options, *HERE, "--json").json
+    done = pic("compile", *options, *HERE, "--after", "none", "--json").json
     assert [(row["key"], row["new"]) for row in done["objects"]] == [(key, False)]
+
+
+def test_an_object_with_sinks_is_that_of_a_context_of_them(model: Model, old: Store) -> None:
+    assert model.bos_id is not None
+    options = CompileOptions("int8", after=((model.bos_id,) * 2,))
+    (done,) = compile_chunks(model, old, [make_chunk(model, Path("b.txt").read_text(), "b.txt")], options)
+    assert (done.key, done.is_new) == (INT8, False)
 
 
 def test_half_precision_of_0_2_0_is_compiled_again_and_said_to_be_so(old: Store) -> None:
     """Its RoPE frequencies were rounded: such KV is never linked."""
     found = pic("store", "verify", "--store", "st")
-    assert found.code == 1 and "1 of 5 objects are damaged; take them out with --repair" in found.err
-    assert HALF[:12] in found.out and "in half precision of pic 0.2" in found.out
+    assert found.code == 1 and "1 of 5 objects are damaged" in found.err
+    assert HALF[:12] in found.out and "pic 0.2 in half precision" in found.out
     done = pic("compile", "b.txt", *HERE, "--dtype", "bfloat16", "--salt", SALT, "--json").json
     assert [(row["key"] == HALF, row["new"]) for row in done["objects"]] == [(False, True)]
     assert pic("store", "verify", "--repair", "--store", "st").code == 0
@@ -77,7 +85,7 @@ def test_half_precision_of_0_2_0_is_compiled_again_and_said_to_be_so(old: Store)
 
 
 @pytest.mark.parametrize(
-    ("options", "key"), [(("--sinks", 2), SINKS_OF_0_1), (("--salt", SALT), SALTED_OF_0_1)], ids=["sinks", "salt"]
+    ("options", "key"), [(("--after", "head"), SINKS_OF_0_1), (("--salt", SALT), SALTED_OF_0_1)], ids=["sinks", "salt"]
 )
 def test_sinks_and_salts_of_0_1_0_are_compiled_again(options: tuple[object, ...], key: str) -> None:
     shutil.copytree(OLD.with_name("written_by_0.1.0"), "older")
@@ -90,7 +98,7 @@ def test_an_object_with_sinks_of_0_1_0_is_refused_by_name() -> None:
     path = OLD.with_name("written_by_0.1.0") / "objects" / "3c" / f"{SINKS_OF_0_1}.kvo"
     shutil.copy(path, "old.kvo")
     refused = pic("link", "old.kvo", "-q", "x", *HERE)
-    assert refused.code == 1 and "compiled after dummy tokens that it does not name" in refused.err
+    assert refused.code == 1 and "compiled after tokens" in refused.err
 
 
 def test_it_is_whole_and_right_and_the_directory_is_adopted_at_the_first_write(model: Model, old: Store) -> None:
@@ -103,6 +111,23 @@ def test_it_is_whole_and_right_and_the_directory_is_adopted_at_the_first_write(m
 def test_a_link_of_old_objects_answers_as_one_of_new_ones() -> None:
     query = ("-q", "Which festival does Gadwick hold?", "-m", "embedded-small", "--json")
     answers = [pic("link", "a.txt", "b.txt", *query, "--store", store).json["answer"] for store in ("st", "new")]
+    assert answers[0] == answers[1] != ""
+
+
+def test_an_object_with_a_table_of_0_3_0_is_found_linked_shown_and_copied() -> None:
+    """Policies read such tables then; now they are checked and carried along."""
+    shutil.copytree(OLD.with_name("written_by_0.3.0"), "older")
+    here = ("-m", "embedded-small", "--after", "none", "--codec", "int8", "--store")
+    done = pic("compile", "a.txt", *here, "older", "--json").json
+    assert [(row["key"], row["new"]) for row in done["objects"]] == [(WITH_TABLE, False)]
+    shown = pic("inspect", WITH_TABLE[:12], "--store", "older", "--text", "--json").json
+    assert shown["text"] == Path("a.txt").read_text() and "fixups" not in shown
+    assert pic("store", "push", WITH_TABLE, "-o", "a.pic", "--store", "older").code == 0
+    assert pic("store", "pull", "a.pic", "--store", "copied").code == 0
+    assert Store("copied").path(WITH_TABLE).read_bytes() == Store("older").path(WITH_TABLE).read_bytes()
+    assert pic("store", "verify", "--store", "copied").code == 0
+    query = ("-q", "Which festival does Gadwick hold?", "--json")
+    answers = [pic("link", "a.txt", *query, *here, store).json["answer"] for store in ("copied", "new")]
     assert answers[0] == answers[1] != ""
 
 
@@ -123,13 +148,13 @@ def test_versions_of_libraries_are_in_no_key(model: Model, monkeypatch: pytest.M
 
 def test_processor_flags_are_in_no_key() -> None:
     flags = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
-    command = [sys.executable, "-m", "pictool", "compile", "a.txt", *HERE]
+    command = [sys.executable, "-m", "pictool", "compile", "a.txt", "--after", "none", *HERE]
     done = subprocess.run(command, env=os.environ | flags, capture_output=True, text=True, check=True)
     assert "cached" in done.stdout and "0 compiled" in done.stderr
 
 
-def test_another_dtype_codec_salt_or_sinks_is_another_object(old: Store) -> None:
-    for options in (("--dtype", "float16"), ("--codec", "zstd"), ("--salt", SALT), ("--sinks", 1)):
+def test_another_dtype_codec_salt_or_context_is_another_object(old: Store) -> None:
+    for options in (("--dtype", "float16"), ("--codec", "zstd"), ("--salt", SALT), ("--after", "text")):
         done = pic("compile", "a.txt", *HERE, *options, "--json").json
         assert [(row["key"] == PLAIN, row["new"]) for row in done["objects"]] == [(False, True)]
     assert PLAIN in old.keys()  # and the old one stays

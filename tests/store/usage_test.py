@@ -142,7 +142,7 @@ def test_in_what_is_no_store_nothing_is_counted(tmp_path: Path) -> None:
 
 def put(store: Store, token: int) -> str:
     tokens = np.asarray([token], dtype=np.int32)
-    meta = ObjectMeta(TARGET.key(tokens, 0, "none"), TARGET, 1, 0, "none")
+    meta = ObjectMeta(TARGET.key(tokens, "none"), TARGET, 1, "none")
     store.put(CompiledChunk(meta, "text", tokens, [(bytes(4), bytes(4))]))
     return meta.key
 

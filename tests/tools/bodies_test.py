@@ -41,7 +41,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": _COMMON | {"prompt": [[1, 2, 3], [4]], "logprobs": 1, "echo": False, "best_of": 1},
     "/v1/caches": {"model": NAME, "text": "some text", "ttl": 5, "display_name": "x", "renew": False},
     "/v1/link": {"query": QUESTION, "documents": [{"text": "a", "source": "b"}], "policy": {"algo": "legolink", "k": 2},
-                 "max_new_tokens": 2, "temperature": 1, "stop": [], "sinks": 0, "codec": "none"},
+                 "max_new_tokens": 2, "temperature": 1, "stop": [], "after": "head", "codec": "none"},
     "/v1/query/execute": {"g": {"model": "any", "input": {"plus": [{"user": "a"}, {"user": "b"}]}, "max_tokens": 2}},
     "/v1/messages": {
         "model": NAME, "max_tokens": 2, "temperature": 1, "top_p": 1, "stop_sequences": ["x"], "stream": False,

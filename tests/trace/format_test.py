@@ -82,7 +82,7 @@ def test_a_truncated_trace_is_refused(keep: float) -> None:
     ("metadata", "message"),
     [
         ({"version": "1"}, "trace version 1, but this pic reads version 2; link again"),
-        ({"format": "pictool.kvo"}, "not a trace; make one with pic link --trace"),
+        ({"format": "pictool.kvo"}, "not a trace; "),
         ({"answer": "no"}, "does not match its checksum"),
     ],
 )
@@ -112,11 +112,11 @@ INCONSISTENT: dict[str, tuple[dict[str, Any], str]] = {
     "no tail": ({"layout": Layout(LAYOUT.tokens, (0, 1, 4, 10))}, "do not follow each other"),
     "nothing generated": ({"generated": ()}, "logits or generated tokens are missing"),
     "logits": ({"logits": np.full(7, np.nan, dtype=np.float32)}, "its logits are not finite"),
-    "dtype": ({"target": replace(make_trace().target, dtype="\0")}, "its dtype is none that a model computes in"),
+    "dtype": ({"target": replace(make_trace().target, dtype="\0")}, "its dtype is not one"),
     "no logits": ({"logits": np.zeros(0, dtype=np.float32)}, "logits or generated tokens are missing"),
     "vocabulary": ({"logits": np.zeros(3, dtype=np.float32)}, "outside the vocabulary"),
     "types": ({"rows": make_trace().rows.astype(np.uint8)}, "other types"),
-    "report": ({"report": {"answer": "yes"}}, "is not as pic writes traces"),
+    "report": ({"report": {"answer": "yes"}}, "the form of a trace"),
 }
 
 

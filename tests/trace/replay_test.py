@@ -79,14 +79,14 @@ def test_in_full_is_full_recompute(policy: str, store: Store, documents: list[st
 
 def test_a_trace_says_what_was_linked(store: Store, documents: list[str]) -> None:
     model = subject("llama").model
-    one = linked(model, store, documents, "cacheblend")
+    one = linked(model, store, documents, "cacheblend", after="none")
     trace = through_a_file(one)
     frame = (model.tokenizer.bos_token, "Question: why?\nAnswer:")
     a, b = TEXTS.values()
     assert trace.texts == (frame[0], a, "\n\n", b, "\n\n" + frame[1])
     assert (trace.num_documents, trace.sources) == (2, ("head", "a.txt", "separator", "b.txt", "tail"))
     assert "".join(trace.pieces) == "".join(trace.texts)
-    assert [(chunk.source, chunk.sinks) for chunk in objects_of(trace)] == [("a.txt", 0), ("b.txt", 0)]
+    assert [(chunk.source, chunk.after) for chunk in objects_of(trace)] == [("a.txt", ()), ("b.txt", ())]
     assert all(store.has(chunk.key) for chunk in objects_of(trace))
     assert [token.id for token in trace.generated] == list(one.generated.tokens)
     assert [token.logprob for token in trace.generated] == list(one.generated.logprobs)
@@ -95,12 +95,11 @@ def test_a_trace_says_what_was_linked(store: Store, documents: list[str]) -> Non
     assert trace.target == model.target and trace.report == one.report()
 
 
-def test_objects_of_different_sinks_are_linked_again_as_they_were(store: Store, documents: list[str]) -> None:
+def test_objects_of_different_contexts_are_linked_again_as_they_were(store: Store, documents: list[str]) -> None:
     model = subject("llama").model
-    linked(model, store, documents[:1], "legolink-0")
-    key = linked(model, store, documents[:1], "legolink-0").trace().chunks[0].key
-    mixed = linked(model, store, [key, "b.txt"], "naive").trace()
-    assert [chunk.sinks for chunk in objects_of(mixed)] == [4, 0]
+    key = linked(model, store, documents[:1], "naive").trace().chunks[0].key
+    mixed = linked(model, store, [key, "b.txt"], "naive", after="none").trace()
+    assert [bool(chunk.after) for chunk in objects_of(mixed)] == [True, False]
     assert np.array_equal(replay(model, store, mixed, "t").rows, mixed.rows)
 
 
@@ -108,16 +107,16 @@ def test_objects_of_different_sinks_are_linked_again_as_they_were(store: Store, 
 def test_a_link_of_coded_objects_is_linked_again_from_them(codec: str, store: Store, documents: list[str]) -> None:
     """Its K, V and logits are those of a link of the numbers that the codec's own decoder gives."""
     model = subject("llama").model
-    trace = through_a_file(linked(model, store, documents, "naive", codec=codec))
+    trace = through_a_file(linked(model, store, documents, "naive", codec=codec, after="none"))
     assert [chunk.codec for chunk in objects_of(trace)] == [codec] * 2
     decoded = Store("decoded")
     for chunk in objects_of(trace):
         with store.peek(chunk.key) as file:
             tokens = file.tokens()
-            meta = ObjectMeta(model.target.key(tokens, 0, "none"), model.target, len(tokens), 0, "none")
+            meta = ObjectMeta(model.target.key(tokens, "none"), model.target, len(tokens), "none")
             layers = [(bytes(k), bytes(v)) for k, v in map(file.layer, range(model.geometry.layers))]
             decoded.put(CompiledChunk(meta, file.text(), tokens, layers))
-    expected = linked(model, decoded, documents, "naive")
+    expected = linked(model, decoded, documents, "naive", after="none")
     for gone in (False, True):  # then compiled again, with its codec
         if gone:
             store.path(objects_of(trace)[1].key).unlink()
@@ -143,7 +142,7 @@ def test_codecs_of_different_chunks_and_one_that_is_unknown(store: Store, docume
 
 def test_a_trace_that_names_no_codec_is_of_plain_objects(store: Store, documents: list[str]) -> None:
     trace = linked(subject("llama").model, store, documents, "naive").trace()
-    assert TracedChunk("a.txt", trace.chunks[0].key, 0) == trace.chunks[0]
+    assert TracedChunk("a.txt", trace.chunks[0].key, after=trace.chunks[0].after) == trace.chunks[0]
 
 
 def test_an_object_that_is_gone_is_compiled_again(store: Store, documents: list[str]) -> None:

@@ -77,14 +77,6 @@ class FakeJob:
         assert isinstance(sinks, AttentionSinks)
         return sinks
 
-    def pieces(self, key: str, listener: Listener) -> tuple[str, ...]:
-        self.requests.append(("pieces", key))
-        listener("note", "loading the tokenizer")
-        self._wait()
-        pieces = self._answer()
-        assert isinstance(pieces, tuple)
-        return pieces
-
     def cancel(self) -> None:
         self._is_cancelled = True
         self._go.set()
@@ -194,21 +186,19 @@ def put_object(
     store: Store,
     text: str,
     num_tokens: int,
-    sinks: int = 0,
-    fixups: Sequence[float] | None = None,
+    before: int = 0,
     first: int | None = None,
 ) -> str:
     """An object of this text, with numbers from 0 up; returns its key.
 
     Args:
-        fixups: its table.
         first: the first token's id, which the others follow; by default the text's length.
     """
+    after = ((1,) * before,) if before else ()
     tokens = np.arange(num_tokens, dtype=np.int32) + (len(text) if first is None else first)
     numbers = np.arange(4 * num_tokens, dtype="<f4").tobytes()
-    how, table = (None, None) if fixups is None else ("self-8x60", np.asarray(fixups, dtype="<f2").tobytes())
-    meta = ObjectMeta(TARGET.key(tokens, sinks, "none"), TARGET, num_tokens, sinks, "none", how)
-    store.put(CompiledChunk(meta, text, tokens, [(numbers, numbers)] * 2, table))
+    meta = ObjectMeta(TARGET.key(tokens, "none", after=after), TARGET, num_tokens, "none", after=after)
+    store.put(CompiledChunk(meta, text, tokens, [(numbers, numbers)] * 2))
     return meta.key
 
 

@@ -15,11 +15,13 @@ from traces import make_trace
 
 from pictool.store.sources import Source, add_sources
 from pictool.store.store import Store
+from pictool.trace.format import TracedChunk, write_trace
 from pictool.tui.app import PicApp
 from pictool.tui.compare_screen import CompareScreen
 from pictool.tui.home_screen import HomeScreen
 from pictool.tui.link_screen import LinkScreen
 from pictool.tui.object_screen import ObjectScreen
+from pictool.tui.services import LoadedTrace
 from pictool.tui.trace_screen import TraceScreen
 from pictool.tui.widgets.table import RowTable
 from tui.drive import drive, load, make_app, notes, press, put_object, screen_text, settle, texts
@@ -53,9 +55,9 @@ def test_the_list_says_what_the_files_say(store: Store, keys: dict[str, str]) ->
         for index, key in enumerate(sorted(keys.values())):
             stored = store.describe(key)
             assert stored is not None and stored.meta is not None
-            row = ("  ", key[:12], str(stored.meta.num_tokens), decimal(stored.num_bytes), "0")
-            assert texts(objects(app), index)[:5] == row and texts(objects(app), index)[6:] == ("0", "", stored.text)
-            assert re.fullmatch(r"\d+ (s|min)", texts(objects(app), index)[5])
+            row = ("  ", key[:12], str(stored.meta.num_tokens), stored.text, decimal(stored.num_bytes), "0")
+            assert texts(objects(app), index)[:6] == row and texts(objects(app), index)[7:] == ("0", "")
+            assert re.fullmatch(r"\d+ (s|min)", texts(objects(app), index)[6])
         assert "3 objects" in screen_text(app)
 
     drive(make_app(store), scenario)
@@ -72,7 +74,7 @@ def test_objects_are_named_by_the_files_that_they_came_from(store: Store, keys: 
     async def scenario(pilot: Pilot[None]) -> None:
         app = make_app_of(pilot)
         await press(pilot, "slash", *"OF FRUIT", "enter")
-        assert shown_keys(app) == [keys["fig"]] and texts(objects(app), 0)[8] == "of fruit.txt: fig is here."
+        assert shown_keys(app) == [keys["fig"]] and texts(objects(app), 0)[3] == "of fruit.txt: fig is here."
         preview = str(app.home.query_one("#preview", Static).render())
         assert preview.startswith(f"{keys['fig'][:12]}  docs/of fruit.txt  models/tiny  float32")
         await press(pilot, "l")
@@ -109,9 +111,9 @@ def test_hits_and_last_use_are_seen_as_they_are_written_down(store: Store, keys:
 
     async def scenario(pilot: Pilot[None]) -> None:
         app = make_app_of(pilot)
-        await press(pilot, "s", "s", "s")
+        await press(pilot, "s", "s", "s", "s")
         assert home(app).sort == "hits" and shown_keys(app) == [keys["apple"], keys["pear"], keys["fig"]]
-        use = [texts(objects(app), row)[4:6] for row in range(3)]
+        use = [texts(objects(app), row)[5:7] for row in range(3)]
         assert use == [("3", "2 h"), ("1", "40 d"), ("0", "10 min")]
         await press(pilot, "s")
         assert home(app).sort == "used" and shown_keys(app) == [keys["fig"], keys["apple"], keys["pear"]]
@@ -119,12 +121,12 @@ def test_hits_and_last_use_are_seen_as_they_are_written_down(store: Store, keys:
         store.counters.flush()
         app.home.refresh_store()
         await settle(pilot)
-        assert shown_keys(app)[0] == keys["pear"] and texts(objects(app), 0)[4] == "2"
-        assert re.fullmatch(r"\d+ s", texts(objects(app), 0)[5])
+        assert shown_keys(app)[0] == keys["pear"] and texts(objects(app), 0)[5] == "2"
+        assert re.fullmatch(r"\d+ s", texts(objects(app), 0)[6])
         (store.root / "store.sqlite3").write_bytes(b"no database")
         app.home.refresh_store()
         await settle(pilot)
-        assert {texts(objects(app), row)[4] for row in range(3)} == {"?"}  # never a number that is none
+        assert {texts(objects(app), row)[5] for row in range(3)} == {"?"}  # never a number that is none
 
     drive(make_app(store), scenario)
 
@@ -180,7 +182,7 @@ def test_damaged_objects_are_listed_as_such(store: Store, keys: dict[str, str]) 
 
     async def scenario(pilot: Pilot[None]) -> None:
         row = next(i for i, entry in enumerate(home(make_app_of(pilot)).listed) if entry.key == keys["fig"])
-        assert texts(objects(make_app_of(pilot)), row)[8].startswith("DAMAGED: ")
+        assert texts(objects(make_app_of(pilot)), row)[3].startswith("DAMAGED: ")
         await press(pilot, *"ssssssss")  # every order copes with it
 
     drive(make_app(store), scenario)
@@ -205,13 +207,23 @@ def test_traces_open_are_marked_and_compared(store: Store, keys: dict[str, str])
 def test_links_count_the_traces_that_have_an_object(store: Store) -> None:
     key = put_object(store, "linked", 3)
     trace = make_trace()
-    trace = make_trace(chunks=(trace.chunks[0].__class__("a.txt", key, 0), trace.chunks[1]))
+    trace = make_trace(chunks=(trace.chunks[0].__class__("a.txt", key), trace.chunks[1]))
 
     async def scenario(pilot: Pilot[None]) -> None:
         await press(pilot, "escape")
-        assert texts(objects(make_app_of(pilot)), 0)[7] == "1"
+        assert texts(objects(make_app_of(pilot)), 0)[8] == "1"
 
     drive(make_app(store, [load(trace)]), scenario)
+
+
+def test_a_document_that_was_linked_by_key_has_its_name(store: Store) -> None:
+    known, unknown = put_object(store, "first", 3), put_object(store, "second", 4)
+    add_sources(store.root, {known: Source("docs/first.txt", "m")})
+    chunks = tuple(TracedChunk(str(store.path(key)), key) for key in (known, unknown))
+    write_trace(Path("by-key.trace"), make_trace(chunks=chunks))
+    loaded = LoadedTrace.read(Path("by-key.trace"), store.root)
+    assert loaded.trace.sources == ("head", "docs/first.txt", "«def g»", "tail")
+    assert loaded.counts.parts[1].source == "docs/first.txt"
 
 
 async def choose(pilot: Pilot[None], name: str) -> None:
@@ -278,12 +290,12 @@ def test_help_palette_and_leaving(store: Store) -> None:
     async def scenario(pilot: Pilot[None]) -> None:
         app = make_app_of(pilot)
         await press(pilot, "question_mark")
-        assert app.screen.query(HelpPanel) and "open a trace" in screen_text(app)
+        assert app.screen.query(HelpPanel) and "open trace" in screen_text(app)
         await press(pilot, "escape")
         assert not app.screen.query(HelpPanel)
         titles = {command.title for command in app.get_system_commands(app.screen)}
-        assert {"filter", "sort", "link", "compare", "open a trace", "export as SVG", "help"} <= titles
-        await press(pilot, "ctrl+p", *"open a trace")
+        assert {"filter", "sort", "link", "compare", "open trace", "export as SVG", "help"} <= titles
+        await press(pilot, "ctrl+p", *"open trace")
         await pilot.pause(1)
         await press(pilot, "enter")
         await pilot.pause(0.5)

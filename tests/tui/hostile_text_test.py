@@ -50,13 +50,13 @@ async def walk(pilot: Pilot[None], *keys: str) -> None:
 
 def test_the_store_s_objects() -> None:
     store = Store(NAME)
-    key, other = put_hostile(store), put_object(store, TEXT, 3, fixups=[0.0, 1.0, 2.0])
+    key, other = put_hostile(store), put_object(store, TEXT, 3)
     add_sources(store.root, {key: Source(HOSTILE, HOSTILE)})
     shutil.copy(store.path(key), store.path(key).with_name(key[:-1] + ("0" if key[-1] != "0" else "1") + ".kvo"))
 
     async def scenario(pilot: Pilot[None]) -> None:
         home = check(pilot)
-        assert "[red]a[/]" in home and "DAMAGED" in home and "store [red]\\x1b[8m" in home
+        assert "[red]a[/]" in home and "DAMAGED" in home and "Store [red]\\x1b[8m" in home
         await walk(pilot, "space", "s", "slash", "[", "escape", "question_mark", "escape", "o", "escape", "e")
         app = pilot.app
         assert isinstance(app, PicApp) and isinstance(app.screen, HomeScreen)

@@ -14,7 +14,6 @@ from commands.run import write
 
 from pictool.commands.settings.settings import Settings
 from pictool.commands.tui_process.job import WorkerJob
-from pictool.commands.tui_process.worker import TuiWorker
 from pictool.errors import ForeignObjectError, PicError, TraceError
 from pictool.runtime.model import load_model
 from pictool.store.store import Store
@@ -22,7 +21,6 @@ from pictool.trace.analysis import analyse_trace
 from pictool.trace.attention_sinks import attention_sinks
 from pictool.trace.format import read_trace
 from pictool.tui.services import Cancelled, LinkForm
-from tui.drive import put_object
 
 
 class Heard:
@@ -51,7 +49,7 @@ def test_the_process_imports_nothing_from_the_working_directory() -> None:
     for name in ("socket", "pickle", "pictool"):
         write(f"{name}.py", "from pathlib import Path\nPath('ran').touch()\nraise SystemExit(3)\n")
     with WorkerJob(Settings().override(store="st", device="cpu", dtype="float32")) as job, pytest.raises(PicError):
-        job.pieces("0" * 64, Heard())
+        job.attention_sinks("0" * 64, Heard())
     assert not Path("ran").exists()
 
 
@@ -77,11 +75,11 @@ def test_the_process_does_what_the_functions_do(tmp_path: Path) -> None:
         assert np.allclose(analysis.deviation.kv.both, expected.deviation.kv.both, atol=1e-4)
         sinks = job.attention_sinks(trace.chunks[0].key, heard)
         with Store("st").peek(trace.chunks[0].key) as file:
-            expected_sinks = attention_sinks(load_model(str(model), dtype="float32"), file.tokens().tolist())
+            expected_sinks = attention_sinks(
+                load_model(str(model), dtype="float32"), file.tokens().tolist(), file.meta.after[0]
+            )
         assert np.allclose(sinks.initial_share, expected_sinks.initial_share, atol=1e-5)
         assert np.allclose(sinks.share_by_offset, expected_sinks.share_by_offset, atol=1e-5)
-        pieces = job.pieces(trace.chunks[0].key, heard)
-        assert "".join(pieces) == Path("a.txt").read_text() and len(pieces) == trace.layout.starts[2] - 1
         with pytest.raises(PicError, match="'x'"):
             job.link(form(algo="legolink:x=1"), heard)
         with pytest.raises(PicError, match=r"out\.trace"):
@@ -114,12 +112,6 @@ def test_questions_without_a_trace_share_an_engine_and_a_trace_is_of_a_fresh_lin
     most = f"{(whole.layout.num_tokens - 1) // 16 * 16} are of earlier"
     assert [reused for _, reused in answers] == [["0 are of earlier"], [], [most], [most]]
     assert not Path("link-1.trace").exists()
-
-
-def test_an_object_of_another_tokenizer_is_not_cut_into_its_tokens() -> None:
-    key = put_object(Store("st"), "text", 3)
-    with pytest.raises(ForeignObjectError, match="tokenizer"):
-        TuiWorker(lambda *_: None, Settings().override(store="st", device="cpu")).pieces(key)
 
 
 def test_a_run_is_cancelled_or_dies_and_the_next_one_works() -> None:

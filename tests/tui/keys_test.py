@@ -65,10 +65,6 @@ def choice(name: str) -> Probe:
     return lambda app: getattr(app.screen.color_by, name)  # type: ignore[attr-defined]
 
 
-def of_screen(name: str) -> Probe:
-    return lambda app: getattr(app.screen, name)
-
-
 def of_home(name: str) -> Probe:
     return lambda app: getattr(app.home, name)
 
@@ -132,7 +128,7 @@ SCRIPTS = [
     *(Script("ConfirmDialog", top, [(key, "HomeScreen")], "home", ["x"]) for key in ("y", "n", "escape", "q")),
     Script("ConfirmDialog", focused, [("left", "yes"), ("right", "no")], "home", ["x"]),
     Script("HomeScreen", is_searching, [("slash", True)], "home"),
-    Script("HomeScreen", of_home("sort"), [("s", "tokens"), ("s", "size")], "home"),
+    Script("HomeScreen", of_home("sort"), [("s", "tokens"), ("s", "text")], "home"),
     Script("HomeScreen", lambda app: len(app.home.marked), [("space", 1), ("space", 2)], "home"),
     Script("HomeScreen", top, [("l", "LinkScreen"), ("then escape", "")], "home"),
     Script("HomeScreen", top, [("o", "CommandPalette"), ("then escape", "")], "home"),
@@ -143,8 +139,6 @@ SCRIPTS = [
     Script("HomeScreen", lambda app: len(app.home.marked), [("escape", 0)], "home", ["space", "space"]),
     Script("HomeScreen", is_folded, [("f", True), ("f", False)], "home"),
     Script("LinkScreen", lambda app: app.is_job_running, [("ctrl+s", True), ("ctrl+g", False)], "link", job=waiting),
-    Script("ObjectScreen", of_screen("pieces"), [("h", PIECES), ("h", None)], "one", ["enter"],
-           job=lambda: FakeJob(PIECES)),
     Script("ObjectScreen", lambda app: len(app.attention_sinks), [("a", 1)], "home", ["enter"],
            job=lambda: FakeJob(make_sinks())),
     Script("TextScreen", is_searching, [("slash", True)]),
@@ -189,8 +183,8 @@ def test_every_key_has_a_line() -> None:
 
 
 def make(script: Script, store: Store) -> PicApp:
-    for index in range({"link": 0, "one": 1}.get(script.screen, 3)):
-        put_object(store, f"text {index}", 5 + index, fixups=[0.5] * (5 + index))
+    for index in range(0 if script.screen == "link" else 3):
+        put_object(store, f"text {index}", 5 + index)
     by_screen = {"trace": [TRACE], "compare": [TRACE, OTHER]}
     traces = by_screen.get(script.screen, [])
     run = read_run(write_example(Path("run"))) if script.screen == "run" else None

@@ -53,7 +53,7 @@ def test_a_link_streams_writes_its_trace_and_opens_it(store: Store) -> None:
         assert screen(pilot).query_one("#trace", Input).value == "link-2.trace"
 
     drive(make_app(store, job=job), scenario, SIZE)
-    assert job.requests == [LinkForm(("a.txt", "b c.txt"), "Does it?", "legolink", "link-1.trace", 7, None)]
+    assert job.requests == [LinkForm(("a.txt", "b c.txt"), "Does it?", "auto", "link-1.trace", 7, None)]
 
 
 def test_several_policies_are_linked_one_after_the_other_and_compared(store: Store) -> None:

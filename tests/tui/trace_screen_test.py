@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from textual.pilot import Pilot
 from textual.widgets import TabbedContent
 from traces import make_trace
@@ -207,15 +208,21 @@ def test_where_nothing_is_coloured_it_says_what_colours(store: Store) -> None:
     drive(make_app(store, [load(plain)], FakeJob(make_analysis(plain))), scenario)
 
 
-def test_the_pane_below_folds_and_the_text_takes_its_room(store: Store) -> None:
+@pytest.mark.parametrize("height", [24, 40])
+def test_the_pane_below_folds_and_the_text_takes_its_room(store: Store, height: int) -> None:
+    """A low terminal shows the text alone at first."""
+
     async def scenario(pilot: Pilot[None]) -> None:
+        if height == 24:
+            assert tokens(pilot).size.height >= 14
+            await press(pilot, "f")
         before = tokens(pilot).size.height
         await press(pilot, "f")
         assert tokens(pilot).size.height >= before + 8 and not screen(pilot).query_one(HeatMap).region.height
         await press(pilot, "f")
         assert tokens(pilot).size.height == before
 
-    drive(make_app(store, [load(TRACE)]), scenario, (80, 24))
+    drive(make_app(store, [load(TRACE)]), scenario, (80, height))
 
 
 def test_words_of_a_token() -> None:

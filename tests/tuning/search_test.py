@@ -24,9 +24,9 @@ def found(**values: np.ndarray) -> dict[str, TargetStatus]:
 
 
 def test_chains_are_policies_that_differ_in_ratio_or_k_only_the_dearest_first() -> None:
-    policies = parse_policies(["fixup:ratio=.05,.2", "naive", "legolink:k=4,16", "fixup:ratio=.1:budget=chunk"])
+    policies = parse_policies(["cacheblend:ratio=.05,.2", "naive", "legolink:k=4,16", "cacheblend:ratio=.1:on=kv"])
     assert sorted(make_chains(policies)) == [
-        ["fixup-10:budget=chunk"], ["fixup-20", "fixup-5"], ["legolink-16", "legolink-4"], ["naive"]
+        ["cacheblend-10:on=kv"], ["cacheblend-20", "cacheblend-5"], ["legolink-16", "legolink-4"], ["naive"]
     ]  # fmt: skip
 
 

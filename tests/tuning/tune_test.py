@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny
 from transformers import LlamaConfig
@@ -15,6 +17,7 @@ from pictool.errors import InputError
 from pictool.eval.cases import SpecOptions
 from pictool.eval.datasets.base import Case
 from pictool.eval.policies import parse_policies
+from pictool.eval.results import CaseResult, Times
 from pictool.fidelity.divergence import made_up_book
 from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
@@ -27,8 +30,8 @@ from pictool.tuning.questions import (
     questions_of_file,
     read_corpus,
 )
-from pictool.tuning.search import Range
-from pictool.tuning.tune import TuneOutcome, TuningResult, TuningTarget, tune
+from pictool.tuning.search import Range, TargetStatus
+from pictool.tuning.tune import Sample, TuneOutcome, TuningResult, TuningTarget, conclude, measured, tune
 
 TEXTS = [tiny.TEXT * 2, "Nobody asked why the harbour holds numbers; words stand here in the spring. " * 3]
 POLICIES = parse_policies(["naive", "legolink-400"])
@@ -183,3 +186,61 @@ def test_answers_that_differ_are_a_target_and_layers_that_are_computed_whole_cou
     blend, exact = sorted(tuned.lines, key=lambda line: line.rows)
     assert exact.rows > 0.99 and (exact.finding.mean, tuned.range) == (0.0, Range(0, 1))
     assert blend.rows > 2 / model.geometry.layers > 0.1  # the layers 0 and 1
+
+
+# Shares of naive's KL
+
+
+SHARE = TuningTarget("share", 0.15)
+
+
+def sample_of(naive: Sequence[float], own: Sequence[float]) -> Sample:
+    """What was measured if the answers of the yardstick and of a policy are so many nats from full's."""
+    count = len(naive)
+    sample = Sample(draw("q", cases(count, 1), count))
+    for label, values in {"full": [0.0] * count, "naive@none": naive, "own": own}.items():
+        sample.results[label] = [
+            CaseResult(
+                str(i), label, "x", label, {}, None, "f1", {"f1": 1.0}, "x", 0.0, kl, 1.0, 1, 1, 20, 16, 4.0, 0,
+                Times(0.4, 0.1, 0.1, 0.2, 0.5), None,
+            )
+            for i, kl in enumerate(values)
+        ]  # fmt: skip
+    return sample
+
+
+def status_of(naive: Sequence[float], own: Sequence[float]) -> TargetStatus:
+    tuned = conclude(sample_of(naive, own), [["naive@none"], ["own"]], SHARE, len(naive), "")
+    return {line.label: line.finding.status for line in tuned.lines}["own"]
+
+
+def test_a_share_is_one_of_sums_within_its_range() -> None:
+    draw = np.random.default_rng(0)
+    naive, own = draw.lognormal(0, 1, 100), draw.lognormal(-3, 1, 100)
+    each, bounds = measured(sample_of(naive.tolist(), own.tolist()), SHARE, ["naive@none", "own"])
+    assert np.mean(each["own"]) == pytest.approx(own.sum() / naive.sum())
+    assert np.mean(each["naive@none"]) == pytest.approx(1)
+    assert bounds.low < SHARE.limit < np.mean(each["own"]) + 1 and bounds.high > max(each["own"]) > bounds.low
+
+
+def test_what_leaves_little_of_naive_is_certified_and_what_leaves_more_is_not() -> None:
+    naive = np.random.default_rng(0).lognormal(0, 1, 256)
+    assert status_of(naive.tolist(), (naive / 20).tolist()) is TargetStatus.MEETS
+    assert status_of(naive.tolist(), (naive / 2).tolist()) is TargetStatus.FAILS
+    assert status_of(naive.tolist()[:20], [0.0] * 20) is TargetStatus.OPEN
+    assert status_of([0.0] * 256, [0.0] * 256) is TargetStatus.OPEN, "nothing is left of nothing"
+
+
+def test_few_samples_of_a_policy_that_leaves_more_than_the_share_certify_it() -> None:
+    draw = np.random.default_rng(0)
+    wrong = [status_of([1.0] * 128, (1.5 * (draw.random(128) < 0.12)).tolist()) for _ in range(100)]  # leaves 0.18
+    assert wrong.count(TargetStatus.MEETS) <= 10
+
+
+def test_naive_is_measured_beside_the_policies_that_a_share_compares_with_it(store: Store, model: Model) -> None:
+    tuned = tune(model, store, continued(model, TEXTS, 2, 40), parse_policies(["legolink-400"]), SHARE, options=SHORT)
+    exact, naive = (
+        next(line for line in tuned.lines if line.label == label) for label in ("legolink-400", "naive@none")
+    )
+    assert naive.finding.mean == pytest.approx(1) and exact.finding.mean == pytest.approx(0, abs=1e-3)
+    assert naive.finding.units == exact.finding.units == tuned.units

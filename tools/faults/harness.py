@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from faults import judge
@@ -101,6 +101,10 @@ class Harness:
         shutil.copytree(self.root / "out", self.place / f"out-{operation.name}")
         again = self._run(operation)
         self.known.learn(self.root, states[1], self.excused)
+        if operation.instead:
+            self._reset()
+            self._run(replace(operation, command=f"{operation.command} {operation.instead}"))
+            self.known.learn(self.root, State.of(self.root), self.excused)
         same = {name for name, content in states[0].files.items() if states[1].files.get(name) == content}
         return Reference(ends[1], again, states[1], frozenset(same), counts)
 

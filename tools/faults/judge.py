@@ -61,7 +61,7 @@ class State:
 
 def _is_plain(name: str) -> bool:
     """A directory that every store has."""
-    return name in STORES or (name.split("/")[-1] == "pins" and name.split("/")[0] in STORES)
+    return name in STORES or (name.split("/")[-1] in ("pins", "learned") and name.split("/")[0] in STORES)
 
 
 class Known:

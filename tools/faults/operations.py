@@ -49,6 +49,7 @@ class Operation:
         removes: it takes objects out, so that a second run finds none.
         reports: it may say what it could not read, and end well.
         resumes: run again, it asks only for what is not answered, so it makes no object that it did without.
+        instead: options with which it makes what it makes otherwise if one of its own objects cannot be read.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Operation:
     removes: bool = False
     reports: bool = False
     resumes: bool = False
+    instead: str = ""
 
 
 OPERATIONS = [
@@ -69,14 +71,13 @@ OPERATIONS = [
     Operation("compile-output", "compile c.txt -o out/c.kvo"),
     Operation("compile-list", "compile a.txt -o out/parts.kvo --chunk-tokens 15"),
     Operation("compile-coded", "compile c.txt --codec int8"),
-    Operation("compile-table", "compile c.txt --probes 2"),
     Operation("compile-budget", "compile c.txt", {"PIC_MAX_SIZE": "40K"}, removes=True),
     Operation("compile-remote", "compile c.txt --remote far"),
     Operation("compile-model", "compile c.txt -m model", is_slow=True),
     Operation("link-naive", "link a.txt b.txt --algo naive"),
     Operation("link-missing", "link a.txt c.txt --algo legolink-2"),
     Operation("link-blend", "link a.txt b.txt --algo cacheblend-30"),
-    Operation("link-fixup", "link a.txt c.txt --algo fixup:fallback=legolink"),
+    Operation("link-prophet", "link a.txt c.txt --algo prophet-20"),
     Operation("link-keys", "link {a} {b} --algo naive"),
     Operation("link-files", "link a.kvo b.txt --algo naive"),
     Operation("link-remote", "link a.txt c.txt --algo naive --remote far --store new"),
@@ -93,8 +94,10 @@ OPERATIONS = [
     Operation("inspect-against", "inspect naive.trace --against full"),
     Operation("diff", "inspect naive.trace lego.trace --diff"),
     Operation("eval", "eval q.jsonl --algo naive -o out/r.jsonl", measures=True, is_slow=True),
-    Operation("query", "query q.yaml", measures=True),
-    Operation("query-bulk", "query bulk.jsonl -o out/answers.jsonl", measures=True, resumes=True),
+    Operation("query", "query q.yaml", measures=True, instead="--outputs compiled"),
+    Operation(
+        "query-bulk", "query bulk.jsonl -o out/answers.jsonl", measures=True, resumes=True, instead="--outputs compiled"
+    ),
     Operation("plan", "plan a.txt b.txt", measures=True, is_slow=True),
     Operation("bench", "bench --shape tiny --algo naive", measures=True, is_slow=True),
     Operation("ls", "store ls --chains --store chained", reports=True),

@@ -56,7 +56,9 @@ def warm_up(directory: Path, scratch: Path) -> None:
     import pictool
 
     for module in pkgutil.walk_packages(pictool.__path__, "pictool."):
-        if not module.name.startswith(("pictool.engines.vllm", "pictool.tui", "pictool.__main__")):
+        if not module.name.startswith(
+            ("pictool.engines.vllm", "pictool.runtime.kernels.", "pictool.tui", "pictool.__main__")
+        ):
             importlib.import_module(module.name)
     torch.set_num_threads(1)  # what a fork inherits of other threads, it cannot use
     _reuse_model(directory)

@@ -56,7 +56,7 @@ class Answer:
 class Scene:
     """Honest files, each as its bytes; the models' directories are the only ones that cases read in place.
 
-    A kind of objects is a codec, "fixups" (with tables of them) or `HYBRID`.
+    A kind of objects is a codec, or `HYBRID`.
     """
 
     def __init__(self, root: Path) -> None:
@@ -73,8 +73,6 @@ class Scene:
                 write(name, text)
             for kind in (*CODECS, HYBRID):
                 self._compile(kind)
-            self._fixups()
-            self._probes()
             self._chains()
             for name, policy in POLICIES.items():
                 self.traces[name] = self._trace(policy)
@@ -123,22 +121,6 @@ class Scene:
         }
         assert set(self.keys[kind].values()) < set(store.keys())
         shutil.rmtree("st")
-
-    def _fixups(self) -> None:
-        """The objects of codec "none" again, with tables of fixups."""
-        _require(pic("compile", *TEXTS, "-m", self.model, "--store", "st", "--probes", 2))
-        _require(pic(*self.link("none")))
-        self.objects["fixups"] = {
-            str(path.relative_to("st")): path.read_bytes() for path in sorted(Path("st/objects").rglob("*.kvo"))
-        }
-        self.keys["fixups"], self.answers["fixups"] = self.keys["none"], self.answers["none"]
-        shutil.rmtree("st")
-
-    def _probes(self) -> None:
-        """Each model's probes, which a process makes once, by a token at a time: no case is to be charged with them."""
-        for kind in ("none", HYBRID):
-            _require(pic(*self.link(kind, more=("--algo", "fixup"))))
-            shutil.rmtree("st")
 
     def _chains(self) -> None:
         _require(pic(*self.prefix_link()))

@@ -72,7 +72,7 @@ class Client:
         fields: dict[str, Any] = {"recognise": True, "policy": "naive"}
         places = prompt.places
         if named:
-            fields = {"policy": "naive", "keys": [scene.key(place.document, "", 0) for place in places]}
+            fields = {"policy": "naive", "keys": [scene.key(place.document, "", "none") for place in places]}
         else:
             places = tuple(place for place in places if place.num_tokens >= 8)
         body = {"model": "tiny", "prompt": list(prompt.tokens), "max_tokens": 1, "kv_transfer_params": {"pic": fields}}

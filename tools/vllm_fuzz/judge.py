@@ -15,7 +15,7 @@ import vllm_rig as rig
 from pictool.errors import PicError
 from vllm_fuzz.reference import Link, References, Span
 from vllm_fuzz.requests import Asked
-from vllm_fuzz.scene import SALTS, SINKS, Place, Scene
+from vllm_fuzz.scene import AFTER, SALTS, Place, Scene
 
 STATES = ("linked", "cached", "compiled", "exact")
 DEFAULT_POLICY = "legolink-4"
@@ -56,8 +56,8 @@ class Judge:
     def __init__(self, scene: Scene) -> None:
         self._scene, self._references = scene, References(scene)
         self._owner = {
-            scene.key(i, salt, sinks)[:8]: salt
-            for i, document in enumerate(scene.documents) for salt in document.salts for sinks in SINKS
+            scene.key(i, salt, after)[:8]: salt
+            for i, document in enumerate(scene.documents) for salt in document.salts for after in AFTER
         }  # fmt: skip
         self._exact = Link(rig.policy_of("full"))
 
@@ -145,16 +145,15 @@ class Judge:
         assert asked.prompt is not None
         documents = self._scene.documents
         own = [place for place in asked.prompt.places if asked.salt in documents[place.document].salts]
-        sinks = sorted(SINKS, key=lambda count: count != policy.needs.sinks)
         for count in range(len(own), 0, -1):
             for places in itertools.combinations(own, count):
-                for chosen in itertools.product(sinks, repeat=count):
+                for chosen in itertools.product(AFTER[::-1], repeat=count):
                     yield Link(policy, tuple(map(Span, places, chosen)))
 
 
 def _policy_of(label: Any) -> Any:
     try:
-        return rig.policy_of(label) if isinstance(label, str) else None
+        return rig.policy_of(label).without_attention if isinstance(label, str) else None
     except PicError:
         return None
 
@@ -220,4 +219,4 @@ def require_apart(scene: Scene) -> None:
 
 
 def _spans(places: Sequence[Place]) -> tuple[Span, ...]:
-    return tuple(Span(place, 0) for place in places)
+    return tuple(Span(place, "none") for place in places)

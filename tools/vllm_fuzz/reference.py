@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from pictool.api import compile, link
-from pictool.core import Chunk, Layout, RowMask
+from pictool.compiler.contexts import contexts_of
+from pictool.core import Chunk, CompileOptions, Layout, RowMask
 from pictool.linker.policies.base import Deviation, Needs, Policy, Selection
 from pictool.linker.policies.base import Prompt as PolicyPrompt
 from pictool.store.objects.format import CompiledChunk
@@ -22,10 +23,10 @@ Logprobs = torch.Tensor
 
 @dataclass(frozen=True)
 class Span:
-    """A place of a prompt that is linked from the object with these sinks."""
+    """A place of a prompt that is linked from the object that was computed after this."""
 
     place: Place
-    sinks: int
+    after: str
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,6 @@ class _Around(Policy):
     inner: Policy
     layout: Layout
     required: RowMask = field(repr=False)  # [tokens but the last]
-    has_object: tuple[bool, ...] = ()  # of every chunk of the layout
 
     @property
     def needs(self) -> Needs:
@@ -71,9 +71,7 @@ class _Around(Policy):
         return self._with_required(self.inner.narrow(self._cut(prompt), layer, cut).rows)
 
     def _cut(self, prompt: PolicyPrompt) -> PolicyPrompt:
-        spans = zip(self.has_object, self.layout.chunks, strict=True)
-        tables = tuple(None if has else np.zeros(end - start, np.float16) for has, (start, end) in spans)
-        return replace(prompt, layout=self.layout, texts=("",) * (len(tables) + 2), tables=tables)
+        return replace(prompt, layout=self.layout, texts=("",) * (len(self.layout.chunks) + 2))
 
     def _with_required(self, rows: RowMask) -> Selection:
         every = self.required.copy()
@@ -107,7 +105,7 @@ class References:
         tail = model.tokenizer.decode([prompt.tokens[last]])
         assert model.encode(tail) == prompt.tokens[last:], "the last token of a prompt must be one of its own"
         documents: list[Chunk | str] = []
-        required, starts, has_object, end = np.zeros(last, dtype=bool), [0], list[bool](), 0
+        required, starts, end = np.zeros(last, dtype=bool), [0], 0
 
         def add_gap(start: int, stop: int) -> None:
             if start < stop:
@@ -119,16 +117,14 @@ class References:
             add_gap(end, place.start)
             if place.start > end or not i:  # the first is the head, perhaps empty
                 starts.append(place.start)
-                has_object += [False] * (i > 0)
             documents.append(self._object(span))
             starts.append(place.end)
-            has_object.append(True)
             end = place.end
         add_gap(end, last)
         if not linked.spans:
             starts = [0, last]
         layout = Layout(np.asarray(prompt.tokens, dtype=np.int32), tuple(starts))
-        policy = _Around(linked.policy, layout, required, tuple(has_object))
+        policy = _Around(linked.policy, layout, required)
         return link(model, self._store, documents, tail, policy)
 
     def _object(self, span: Span) -> str:
@@ -136,9 +132,9 @@ class References:
         place, model = span.place, self._scene.model
         chunk = self._scene.documents[place.document].chunk
         part = slice(place.offset, place.offset + place.num_tokens)
-        key = model.key(chunk.tokens[part], span.sinks, "none")
+        key = model.key(chunk.tokens[part], "none", after=contexts_of(model, chunk, CompileOptions(after=span.after)))
         if not self._store.path(key).exists():
-            (whole,) = compile(model, self._scene.unspoilt, [chunk], sinks=span.sinks)
+            (whole,) = compile(model, self._scene.unspoilt, [chunk], after=span.after)
             geometry = model.geometry
             shape = geometry.kv_heads, len(chunk), geometry.head_dim
             with self._scene.unspoilt.peek(whole.key) as file:

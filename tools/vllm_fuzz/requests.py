@@ -7,16 +7,19 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from hostile.values import dumps, mutate_tree, text, value
 
-from vllm_fuzz.scene import SALTS, SINKS, Prompt, Scene
+from pictool.compiler.contexts import contexts_of
+from pictool.core import CompileOptions
+from vllm_fuzz.scene import AFTER, SALTS, Prompt, Scene
 
 Draw = random.Random
 POLICIES = (
     "naive", "legolink-4", "legolink-16", "legolink-0", "legolink-1000", "cacheblend-15", "cacheblend-30:on=kv",
-    "cacheblend-15:filter=single", "cacheblend-0", "cacheblend-100", "full", "fixup:fallback=legolink",
+    "cacheblend-15:filter=single", "cacheblend-0", "cacheblend-100", "full", "auto",
 )  # fmt: skip
 BAD_POLICIES: tuple[Any, ...] = (
     "", "magic", "prefix", "speccache-15", "fixup-10", "legolink", "legolink-", "legolink--1", "legolink-1e9",
@@ -24,7 +27,7 @@ BAD_POLICIES: tuple[Any, ...] = (
     "speccache:" + ":".join(f"{name}={'.1,' * 300}.1" for name in ("ratio", "deep", "budget")), "legolink:k=16:k=17",
     {"algo": "legolink", "k": float("nan")}, {"algo": "cacheblend", "ratio": "<<raw:1e400>>"}, {"algo": 3},
     {"algo": "legolink", "k": 2**62}, {"algo": "speccache", "spec_model": "/etc"}, {"k": 3},
-    {"algo": "fixup", "fallback": "legolink", "first": 10**9}, "cacheblend:layers=1+2+3", "cacheblend-15:layers=9",
+    {"algo": "fixup", "fallback": "legolink"}, "cacheblend:layers=1+2+3", "cacheblend-15:layers=9",
 )  # fmt: skip
 FOREIGN = ({"do_remote_prefill": True}, {"do_remote_decode": True}, {"remote_engine_id": "x", "remote_block_ids": [1]},
            {"do_remote_prefill": True, "remote_prefill_cached_tokens": 10**9})  # fmt: skip
@@ -176,15 +179,15 @@ class Requests:
 
     def _compiled(self, draw: Draw) -> Asked:
         """A text is compiled, anew or again; or what is asked for does not fit."""
-        model, salt, sinks = self._scene.model, self._salt(draw), draw.choice(SINKS)
+        model, salt, after = self._scene.model, self._salt(draw), draw.choice(AFTER)
         texts = [document.chunk for document in self._scene.documents if salt in document.salts]
         chunk = draw.choice([*self._scene.uncompiled, *(chunk for chunk in texts if chunk.source != "test")])
-        fields: dict[str, Any] = {"text": chunk.text, "sinks": sinks}
+        before = [*chain(*contexts_of(model, chunk, CompileOptions(after=after)))]
+        fields: dict[str, Any] = {"text": chunk.text, "before": len(before)}
         is_wrong = draw.random() < 0.3
         if is_wrong:
             mutate_tree(fields, draw)
-        assert model.bos_id is not None
-        tokens = [*[model.bos_id] * sinks, *chunk.tokens, chunk.tokens[-1]]
+        tokens = [*before, *chunk.tokens, chunk.tokens[-1]]
         body = {"model": "tiny", "prompt": tokens, "max_tokens": 1, "temperature": 0}
         body |= {"kv_transfer_params": {"pic": {"compile": fields}}} | ({"cache_salt": salt} if salt else {})
         what = f"compile{' (wrong)' if is_wrong else ''}"
@@ -200,11 +203,11 @@ class Requests:
 
     def _names(self, draw: Draw, prompt: Prompt, salt: str) -> dict[str, Any]:
         """Objects of a prompt by keys or chunks; few of them are another tenant's or abbreviated."""
-        sinks, places = draw.choice(SINKS), list(prompt.places)
+        after, places = draw.choice(AFTER), list(prompt.places)
         if len(places) > 1 and draw.random() < 0.2:
             places.remove(draw.choice(places))
         own = salt if draw.random() < 0.9 else draw.choice(SALTS)
-        keys = [self._scene.key(place.document, own, sinks) for place in places]
+        keys = [self._scene.key(place.document, own, after) for place in places]
         if draw.random() < 0.3:
             keys = [key[: draw.choice((4, 8, 12, 63))] for key in keys]
         policy = {} if draw.random() < 0.1 else {"policy": draw.choice(POLICIES)}

@@ -15,13 +15,14 @@ import vllm_rig as rig
 
 from pictool.api import compile
 from pictool.compiler.chunking import make_chunk
-from pictool.core import Chunk, PromptText
+from pictool.compiler.compile import object_key
+from pictool.core import Chunk, CompileOptions, PromptText
 from pictool.recognition.matches import NamedObject, locate
 from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
 
 SALTS = ("", "the salt of alice", "bob-0123456789abcdef", "pic:looks-like-one-of-the-connector")  # "": of nobody
-SINKS = (0, 4)
+AFTER = ("none", "text")  # what documents are computed after
 LENGTHS = (3, 9, 20, 33, 37, 48, 70, 110)  # of documents of random tokens; the shortest is not recognised
 HEADS = ("", "<s>", "<s>You are a harbour.", "<s>" + tiny.TEXT[:150])
 TAILS = (" Numbers?", " Numbers? She asked why.", tiny.TEXT + " Why?")
@@ -33,7 +34,7 @@ TEMPLATE = "<s>user:", "assistant:"  # rig.set_chat_template
 
 @dataclass(frozen=True)
 class Document:
-    """A document, and the tenants that have compiled it, with every number of `SINKS`."""
+    """A document, and the tenants that have compiled it, in every way of `AFTER`."""
 
     chunk: Chunk
     salts: frozenset[str]
@@ -74,11 +75,13 @@ class Scene:
 
     @property
     def model(self) -> Model:
-        return self.world.model
+        """As the server has it, with its chat template: contexts begin as that does."""
+        return of_salt(self.world.directory, "")
 
-    def key(self, document: int, salt: str, sinks: int) -> str:
+    def key(self, document: int, salt: str, after: str) -> str:
         """The key under which a tenant has a document, or would have it."""
-        return of_salt(self.world.directory, salt).key(self.documents[document].chunk.tokens, sinks, "none")
+        model = of_salt(self.world.directory, salt)
+        return object_key(model, self.documents[document].chunk, CompileOptions(after=after))
 
     def keys(self) -> list[str]:
         """All keys of the store as it was made."""
@@ -97,8 +100,8 @@ def make_scene(directory: Path, seed: int = 0) -> Scene:
     )
     for salt in SALTS:
         own = [document.chunk for document in documents if salt in document.salts]
-        for sinks in SINKS:
-            compile(of_salt(world.directory, salt), world.store, own, sinks=sinks)
+        for after in AFTER:
+            compile(of_salt(world.directory, salt), world.store, own, after=after)
     unspoilt = directory / "unspoilt"
     shutil.copytree(world.store.root / "objects", unspoilt / "objects")
     prompts = tuple(_make_prompt(world.model, chunks, draw) for _ in range(NUM_PROMPTS))

@@ -29,7 +29,7 @@ def print_forecast(
     print(f"time       about {show_time(found.seconds)} on this machine, as it is now")
     print(f"disk       {show_size(found.free_bytes)} free, of which {found.codec} takes {found.share_of_disk:.1%}")
     if found.share_of_disk > 1:
-        note("the objects do not fit; take another --codec, fewer files, or another --store")
+        note("the objects do not fit; use another --codec, fewer files or another --store")
 
 
 def show_time(seconds: float) -> str:

@@ -29,10 +29,10 @@ def output_path(option: str, name: str, inputs: Iterable[str | Path]) -> Path:
     """
     path = Path(name)
     if path.is_dir():
-        raise InputError(f"{option} {name}: is a directory; name a file")
+        raise InputError(f"{option} {name}: is a directory; specify a file")
     above = next(parent for parent in path.absolute().parents if parent.exists())
     if not above.is_dir():
-        raise InputError(f"{option} {name}: {above.name} is not a directory; name another")
+        raise InputError(f"{option} {name}: {above.name} is not a directory; choose another path")
     if path.exists() and any(Path(source).exists() and path.samefile(source) for source in inputs):
-        raise InputError(f"{option} {name}: is also an input; name another")
+        raise InputError(f"{option} {name}: is also an input; choose another file")
     return path

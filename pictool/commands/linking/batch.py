@@ -15,7 +15,7 @@ from pictool.commands.console.errors import UsageError, of_command_line
 from pictool.commands.console.outputs import output_path, print_json
 from pictool.commands.console.progress import answers_bar
 from pictool.commands.console.verbosity import note
-from pictool.commands.linking.request import RequestOptions, beside
+from pictool.commands.linking.request import CompareOption, RequestOptions, beside, named_policies
 from pictool.commands.settings.engine import find_engine
 from pictool.commands.settings.options import BATCH, OUTPUT, POLICY, EngineOption, JsonOption, option
 from pictool.commands.settings.resources import open_model, open_store
@@ -55,19 +55,25 @@ class LinkOptions:
         option(
             "--verify",
             "SHARE",
-            "Also answer this share of requests under full recompute, and report the differences.",
+            "Also answer this share of the requests under full recompute, and report the differences.",
             BATCH,
         ),
     ] = None
     max_kl: Annotated[
         Optional[float],
-        option("--max-kl", "NATS", "With --verify: exit with 1 if the mean KL is above NATS.", BATCH, min=0),
+        option(
+            "--max-kl",
+            "NATS",
+            "With --verify: exit with 1 if the mean KL of whole answers is above NATS.",
+            BATCH,
+            min=0,
+        ),
     ] = None
     auto_ratio: Annotated[
         bool,
-        option("--auto-ratio", None, "Recompute the share of rows that loading hides, at least 0.15.", POLICY),
+        option("--auto-ratio", None, "Recompute as many rows as fit in the loading time, at least 15 %.", POLICY),
     ] = False
-    compare: Annotated[bool, option("--compare", None, "Also run full recompute; print speedup and agreement.")] = False
+    compare: CompareOption = False
     trace: Annotated[
         Optional[str],
         option("--trace", "FILE", "Write a trace of the link, for pic inspect and pic tui.", OUTPUT),
@@ -81,7 +87,7 @@ class LinkOptions:
         from pictool.fidelity.verify import Canary
 
         if self.max_kl is not None and self.verify is None:
-            raise UsageError("--max-kl: applies to verified answers; set their share with --verify")
+            raise UsageError("--max-kl: needs verified answers; set their share with --verify")
         with of_command_line():
             return Canary(self.verify or 0.0, seed)
 
@@ -107,8 +113,8 @@ def answered(answers: AnswerFile[Any], made_of: Callable[[Any], str | None]) -> 
     found, num_stale = answers.answered(made_of)
     if num_stale:
         note(
-            f"{answers.path}: {num_stale} of its answers are asked again: a file that they follow from, the model, an "
-            "option or the release is another one, or is not recorded"
+            f"{answers.path}: {num_stale} of its answers are computed again: an input file, the model, an option or "
+            "the release has changed, or is not recorded"
         )
     return found
 
@@ -124,11 +130,12 @@ def run_batch(path: Path, options: LinkOptions, request: RequestOptions, setting
 
     check_batch(options, request)
     output = None if options.output is None else output_path("-o", options.output, [path])
-    common = repr([request, settings.head, settings.query_template, settings.separator, settings.codec, settings.algo])
+    objects = settings.codec, settings.after
+    common = repr([request, settings.head, settings.query_template, settings.separator, *objects, settings.algo])
     requests = [_request_of(record, request, settings, common) for record in read_records(path)]
     engine_type = find_engine(options.engine, model=settings.model)
     results: dict[int, Mapping[str, Any]] = {}
-    store, model = open_store(settings), open_model(settings)
+    store, model = open_store(settings), open_model(settings, engine_type.name)
     with ExitStack() as opened:
         answers = None if output is None else opened.enter_context(AnswerFile(output, requests))
         running = opened.enter_context(engine_type(model, store))
@@ -166,12 +173,12 @@ def run_batch(path: Path, options: LinkOptions, request: RequestOptions, setting
 def check_batch(options: LinkOptions, request: RequestOptions) -> None:
     """Refuse options of a single request."""
     if name := options.of_one():
-        raise UsageError(f"--batch: {name} applies to one request; leave it out (--verify 1 compares all)")
+        raise UsageError(f"--batch: {name} applies to a single request; omit it (--verify 1 compares all)")
     for name in ("query", "documents"):
         if getattr(request, name):
-            raise UsageError(f"--batch: the file has the {name} of each request; leave that of the command line out")
-    if len(request.policies()) > 1:
-        raise UsageError("--batch: needs one policy; pic eval compares several")
+            raise UsageError(f"--batch: the file has the {name} of each request; omit it on the command line")
+    if len(named_policies(request.algos)) > 1:
+        raise UsageError("--batch: needs a single policy; pic eval compares several")
 
 
 def drift_of(reports: Sequence[Mapping[str, Any]]) -> Drift:
@@ -184,10 +191,10 @@ def drift_of(reports: Sequence[Mapping[str, Any]]) -> Drift:
 
 def require_little(drift: Drift, max_kl: float | None, what: str) -> None:
     """Raise InputError if verified answers are farther from those of full recompute than `max_kl`."""
-    if max_kl is not None and drift.kl_mean is not None and drift.kl_mean > max_kl:
+    if max_kl is not None and drift.nats is not None and drift.nats > max_kl:
         raise InputError(
-            f"{what} a KL of {drift.kl_mean:.3g} to full recompute, above --max-kl {max_kl:g}; take a policy with more "
-            "rows (pic tune)"
+            f"{what} a KL of {drift.nats:.3g} to full recompute, above --max-kl {max_kl:g}; use a policy that "
+            "recomputes more rows (see pic tune)"
         )
 
 
@@ -195,7 +202,7 @@ def _request_of(record: Record, request: RequestOptions, settings: Settings, com
     from pictool.core import Text
 
     if unknown := [key for key in record.values if key not in (*_KEYS, *_UNUSED)]:
-        raise record.error(f"unknown key {', '.join(unknown)[:200]}; known are {', '.join(_KEYS)}")
+        raise record.error(f"unknown key {', '.join(unknown)[:200]}; known keys: {', '.join(_KEYS)}")
     documents: list[str | Text] = []
     for name, value in record.items("documents"):
         if isinstance(value, dict):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 from pictool.commands.console.progress import progress
 from pictool.commands.console.verbosity import is_verbose, note
 from pictool.commands.console.words import count
-from pictool.commands.settings.options import COMPILING, OPTIONS, argument, option
+from pictool.commands.settings.options import COMPILING, FILES, argument, option
 
 if TYPE_CHECKING:
     from pictool.documents.library import Library, LibraryReader
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
     from pictool.store.store import Store
 
-MAX_NOTES = 50  # of files that cannot be read, one a line
+MAX_NOTES = 5  # of files that cannot be read, or not wholly, one a line
 PASSAGE_TOKENS = 256
 
 
@@ -29,24 +29,22 @@ class FolderOptions:
     names: Annotated[list[str], argument("FOLDER", "Folders or files with documents.")]
     include: Annotated[
         list[str],
-        option("--include", "GLOB", "Read only files that match a pattern, as in .gitignore; repeatable.", OPTIONS),
+        option("--include", "GLOB", "Read only matching files; a pattern as in .gitignore. Repeatable.", FILES),
     ] = field(default_factory=list)
-    exclude: Annotated[
-        list[str], option("--exclude", "GLOB", "Skip files that match a pattern; repeatable.", OPTIONS)
-    ] = field(default_factory=list)
+    exclude: Annotated[list[str], option("--exclude", "GLOB", "Skip matching files. Repeatable.", FILES)] = field(
+        default_factory=list
+    )
     no_ignore: Annotated[
         bool,
-        option(
-            "--no-ignore", None, "Also read files that .gitignore excludes; hidden files and stores never.", OPTIONS
-        ),
+        option("--no-ignore", None, "Also read files that .gitignore excludes (never hidden files or stores).", FILES),
     ] = False
     reader: Annotated[
         Optional[str],
         option(
             "--reader",
             "CMD",
-            ("Command that prints the text of other kinds of files, as 'pandoc -t plain {}'. Form feeds end pages."),
-            OPTIONS,
+            "Command that prints the text of other file types, such as 'pandoc -t plain {}'; form feeds end pages.",
+            FILES,
         ),
     ] = None
     passage_tokens: Annotated[
@@ -54,7 +52,7 @@ class FolderOptions:
         option(
             "--passage-tokens",
             "N",
-            "Cut passages of at most N tokens (256); none joins two pages or sections.",
+            "Cut passages of at most N tokens (256), never across pages or sections.",
             COMPILING,
             min=16,
             show_default=False,
@@ -75,21 +73,22 @@ class FolderOptions:
 
 
 def read_library(reader: LibraryReader, files: Sequence[Path]) -> Library:
-    """Read files; notes name those that cannot be read."""
+    """Read files; notes name those that cannot be read, or of which only a part can."""
     with progress("reading", len(files)) as advance:
         library = reader.read(files, on_read=lambda _: advance())
-    note_problems(library.problems)
-    passages = f"{count(len(library.passages), 'passage')} of {count(library.num_documents, 'document')}"
-    note(f"{passages}, {sum(passage.num_tokens for passage in library.passages):,d} tokens")
+    note_files("skipped", library.problems)
+    note_files("partly read", library.partial)
+    passages = f"{count(len(library.sizes), 'passage')} of {count(library.num_documents, 'document')}"
+    note(f"{passages}, {sum(library.sizes):,d} tokens")
     return library
 
 
-def note_problems(problems: Sequence[Document]) -> None:
-    """A note for each file that cannot be read, and their number."""
-    shown = problems if is_verbose() else problems[:MAX_NOTES]
+def note_files(what: str, files: Sequence[Document]) -> None:
+    """A note for each file, and their number."""
+    shown = files if is_verbose() else files[:MAX_NOTES]
     for document in shown:
-        note(f"left out: {document}")
-    if len(problems) > len(shown):
-        note(f"left out: {count(len(problems) - len(shown), 'more file')}; pic -v names all")
-    if problems:
-        note(f"{count(len(problems), 'file')} left out")
+        note(f"{what}: {document}")
+    if len(files) > len(shown):
+        note(f"{what}: {count(len(files) - len(shown), 'more file')}; pic -v lists all")
+    if files:
+        note(f"{count(len(files), 'file')} {what}")

@@ -34,41 +34,37 @@ if TYPE_CHECKING:
 STDIN = "-"  # as the name of a file, in place of what is read from it
 
 
+AlgosOption = Annotated[
+    list[str], option("--algo", "SPEC", f"Policy (PIC_ALGO), or several to compare: {SPECS}", POLICY)
+]
+CompareOption = Annotated[
+    bool, option("--compare", None, "Also compute the whole prompt; print the speedup and whether answers agree.")
+]
+
+
 @dataclass(frozen=True)
 class RequestOptions:
     """What a command line says of a request; None where it says nothing."""
 
     documents: Annotated[
-        list[str], argument("DOCUMENT", "Text files (- is stdin), .kvo objects or keys, in prompt order.")
+        list[str],
+        argument("DOCUMENT", "Text, PDF, HTML or Office files (- is stdin), .kvo objects or keys, in prompt order."),
     ] = field(default_factory=list)
     query: Annotated[Optional[str], option("-q, --query", "TEXT", "The question; - is stdin.")] = None
-    algos: Annotated[
-        list[str],
-        option(
-            "--algo",
-            "SPEC",
-            f"Policy (PIC_ALGO), or several to compare: {SPECS}",
-            POLICY,
-        ),
-    ] = field(default_factory=list)
+    algos: AlgosOption = field(default_factory=list)
     max_new_tokens: NewTokensOption = None
     temperature: Annotated[float, option("--temperature", "T", "Sampling temperature; 0 is greedy.", ANSWER)] = 0.0
     top_p: Annotated[
-        float, option("--top-p", "P", "Nucleus sampling: the likeliest tokens, up to probability P.", ANSWER)
+        float,
+        option(
+            "--top-p", "P", "Nucleus sampling: sample from the likeliest tokens that make up probability P.", ANSWER
+        ),
     ] = 1.0
     seed: Annotated[int, option("--seed", "N", "Seed of sampling.", ANSWER, type=parse_seed)] = 0
     stop: Annotated[list[str], option("--stop", "TEXT", "End the answer at this text; repeatable.", ANSWER)] = field(
         default_factory=list
     )
     chunk_tokens: ChunkOption = None
-
-    def policies(self) -> list[LabelledPolicy]:
-        """The policies that are named. Raises UsageError: several, one of which depends on earlier requests."""
-        from pictool.linker.grid import parse_grid, parse_repeatable
-
-        with of_command_line():
-            named = parse_grid(self.algos)
-            return named if len(named) < 2 else parse_repeatable(self.algos)
 
     def spec(self, settings: Settings) -> Spec:
         """The spec of this request. Raises UsageError: no query, or sampling that makes no sense; InputError."""
@@ -78,11 +74,20 @@ class RequestOptions:
             raise UsageError("no query; give one with --query")
         with of_command_line():
             sampling = Sampling(self.temperature, self.top_p, self.seed, tuple(self.stop))
-        policy = next((named.policy for named in self.policies()), None)
+        policy = next((named.policy for named in named_policies(self.algos)), None)
         return make_spec(
             settings, self.query, policy, self.max_new_tokens, documents=list(self.documents), sampling=sampling,
             chunk_tokens=self.chunk_tokens,
         )  # fmt: skip
+
+
+def named_policies(algos: Sequence[str]) -> list[LabelledPolicy]:
+    """The policies of `--algo`. Raises UsageError: several, one of which depends on earlier requests."""
+    from pictool.linker.grid import parse_grid, parse_repeatable
+
+    with of_command_line():
+        named = parse_grid(algos)
+        return named if len(named) < 2 else parse_repeatable(algos)
 
 
 def make_spec(
@@ -101,17 +106,18 @@ def make_spec(
     return Spec(
         query=require_text("the query", query), policy=policy or policy_of_settings(settings), head=settings.head,
         query_template=settings.query_template, separator=settings.separator, codec=settings.codec,
+        after=settings.after,
         max_new_tokens=max_new_tokens or MAX_NEW_TOKENS, **more,
     )  # fmt: skip
 
 
-def policy_of_settings(settings: Settings, default: str | None = None) -> Policy:
+def policy_of_settings(settings: Settings) -> Policy:
     """The policy that the settings name, else the default. Raises InputError: it names the file or the variable."""
     from pictool.linker.grid import parse_policy
     from pictool.linker.policies import DEFAULT
 
     try:
-        return parse_policy(settings.algo or default or DEFAULT)
+        return parse_policy(settings.algo or DEFAULT)
     except InputError as error:
         raise InputError(f"{settings.origin('algo')}: algo: {error}") from error
 
@@ -126,7 +132,7 @@ def with_stdin(spec: Spec) -> Spec:
 
     named = [spec.query, *spec.documents].count(STDIN)
     if named > 1:
-        raise UsageError(f"-: {named} of documents and query cannot all be read from stdin; name files")
+        raise UsageError(f"-: only one of documents and query can be read from stdin, not {named}; use files")
     if not named:
         return spec
     text = read_stdin()
@@ -155,7 +161,7 @@ def parse_fields(params: Sequence[str]) -> dict[str, str]:
         if not equals:
             raise UsageError(f"-p {param}: must be FIELD=VALUE")
         if name in values:
-            raise UsageError(f"-p {name}={values[name]} and -p {param}: name one of the two")
+            raise UsageError(f"-p {name}={values[name]} and -p {param}: use only one of them")
         values[name] = value
     return values
 
@@ -165,7 +171,7 @@ def require_text(what: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"{what}: is not UTF-8 text at character {error.start}; convert it first") from error
+        raise InputError(f"{what}: invalid UTF-8 at character {error.start}; convert it first") from error
     return text
 
 
@@ -181,20 +187,39 @@ def beside(file: Path, document: str) -> str:
     return joined if looks_like_file or os.path.exists(joined) else document
 
 
-def check_documents(names: Sequence[str]) -> None:
-    """Refuse anything but a text, object or key before a model is loaded."""
-    from pictool.compiler.chunking import read_text
+def check_documents(names: Sequence[str]) -> list[Document]:
+    """The documents of a command line; files that are no plain text are read.
+
+    Anything but a file that can be read, an object or a key is refused before a model is loaded.
+    """
+    from pictool.compiler.chunking import needs_reader, read_text
+    from pictool.core import Text
     from pictool.linker.resolve import no_such_file
 
-    for name in names:
+    documents: list[Document] = list(names)
+    for at, name in enumerate(names):
         path = Path(name)
         if name == STDIN:
             continue
         if not exists(name):
             if not all(character in "0123456789abcdef" for character in name):
                 raise no_such_file(name)
+        elif path.suffix != ".kvo" and needs_reader(path):
+            documents[at] = Text(read_document(path), name)
         elif path.suffix != ".kvo" and (path.is_file() or path.is_dir()):
             read_text(path)
+    return documents
+
+
+def read_document(path: Path) -> str:
+    """The text of a file: a plain text as it is, other kinds by the readers of `pic ask`. Raises InputError."""
+    from pictool.compiler.chunking import needs_reader, read_text
+
+    if not needs_reader(path):
+        return read_text(path)
+    from pictool.documents.reading import read_whole
+
+    return read_whole(path, note)
 
 
 def check_keys(store: Store, documents: Sequence[Document], salt: str) -> None:

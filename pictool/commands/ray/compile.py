@@ -38,22 +38,22 @@ class BulkOptions:
     ray: RayOption = None
     manifest: Annotated[
         Optional[str],
-        option("--manifest", "FILE", f"With --ray: file with a row for every chunk ({_MANIFEST}).", CLUSTER),
+        option("--manifest", "FILE", f"With --ray: file that lists every chunk ({_MANIFEST}).", CLUSTER),
     ] = None
     text_column: Annotated[
         Optional[str],
-        option("--text-column", "NAME", "Field that holds the text, in jsonl and parquet (text).", CLUSTER),
+        option("--text-column", "NAME", "Field with the text in jsonl and parquet (text).", CLUSTER),
     ] = None
     id_column: Annotated[
         Optional[str],
-        option("--id-column", "NAME", "Field that names the document, in jsonl and parquet (FILE#NUMBER).", CLUSTER),
+        option("--id-column", "NAME", "Field with the document's name in jsonl and parquet (FILE#NUMBER).", CLUSTER),
     ] = None
     workers: Annotated[
         Optional[int],
         option(
             "--workers",
             "N",
-            "With --ray: processes, each with its own model (one per GPU, else per CPU).",
+            "With --ray: number of processes, each with its own model (one per GPU, else per CPU).",
             CLUSTER,
             min=1,
         ),
@@ -67,7 +67,7 @@ class BulkOptions:
                 "--workers": self.workers,
             }
             if given := [name for name, value in own.items() if value is not None]:
-                raise UsageError(f"{given[0]}: applies to a bulk compile; add --ray")
+                raise UsageError(f"{given[0]}: applies to bulk compiles; add --ray")
             return
         if given := [name for name, value in others.items() if value]:
             raise UsageError(f"{given[0]}: cannot be used with --ray")
@@ -109,7 +109,7 @@ def run_bulk(bulk: BulkOptions, what: Compilation, settings: Settings, as_json: 
         print_result(result.progress, manifest)
     if failed := result.progress.failed:
         first = next(error for table in result.tables for error in table["error"].to_pylist() if error is not None)
-        raise InputError(f"{count(failed, 'document')} failed (column error of {manifest}), as {first}")
+        raise InputError(f"{count(failed, 'document')} failed (see column error of {manifest}); the first: {first}")
 
 
 def make_spec(what: Compilation, model: Model, settings: Settings) -> BulkSpec:
@@ -120,7 +120,7 @@ def make_spec(what: Compilation, model: Model, settings: Settings) -> BulkSpec:
 
     remote = shared_remote(settings, Retry(_ATTEMPTS))
     remote.remove_stale_temps()
-    options = CompileOptions(what.sinks, settings.codec)
+    options = CompileOptions(settings.codec, after=settings.after)
     return BulkSpec(
         model_spec(model, settings), remote, options, what.chunk_tokens, what.overlap, what.force
     )  # fmt: skip

@@ -33,14 +33,14 @@ class FleetOptions:
     ray: RayOption = None
     replicas: Annotated[
         Optional[str],
-        option("--replicas", "N|MIN:MAX", "With --ray: number of replicas; MIN:MAX scales them by load (1).", CLUSTER),
+        option("--replicas", "N|MIN:MAX", "With --ray: number of replicas; MIN:MAX scales with load (1).", CLUSTER),
     ] = None
     replica_cpus: Annotated[
         Optional[int],
         option(
             "--replica-cpus",
             "N",
-            "With --ray: threads of each replica (an equal share of the cluster).",
+            "With --ray: threads per replica (an equal share of the cluster).",
             CLUSTER,
             min=1,
         ),
@@ -65,7 +65,7 @@ class FleetOptions:
             raise UsageError("--ray: needs --remote URL, where replicas find objects")
         if self.ray.startswith("ray://"):
             raise UsageError(
-                f"--ray {self.ray}: a server cannot run as a Ray client; start it on a machine of the cluster"
+                f"--ray {self.ray}: a server cannot run as a Ray client; start it on a machine in the cluster"
             )
         self.counts()
         require_installed("pic serve --ray")
@@ -78,7 +78,7 @@ class FleetOptions:
         except ValueError:
             found = 0, 0
         if not 1 <= found[0] <= found[1]:
-            raise UsageError(f"--replicas {self.replicas}: must be a number, or MIN:MAX, from 1")
+            raise UsageError(f"--replicas {self.replicas}: must be a number or MIN:MAX, at least 1")
         return found
 
 
@@ -117,7 +117,7 @@ def opened_fleet(
             except ApiError as error:
                 raise InputError(f"no replica answers: {error}; see its log in Ray's dashboard") from error
         if backend.problem is not None:
-            note(f"{backend.problem}; requests that name no policy are answered exactly")
+            note(f"{backend.problem}; requests without a policy are answered exactly")
         yield backend
 
 

@@ -10,6 +10,7 @@ from pictool.commands.settings.options import COMPILING, ChunkOption, argument, 
 from pictool.commands.settings.types import parse_splitter
 
 if TYPE_CHECKING:
+    from pictool.commands.settings.settings import Settings
     from pictool.core import Chunk, CompileOptions
     from pictool.runtime.model import Model
 
@@ -18,64 +19,45 @@ if TYPE_CHECKING:
 class Compilation:
     """What a command line says of how texts are compiled."""
 
-    files: Annotated[list[str], argument("FILE", "UTF-8 text files, or folders of them; - is stdin.")]
-    force: Annotated[bool, option("--force", None, "Compile again what the store has.")] = False
+    files: Annotated[list[str], argument("FILE", "Text, PDF, HTML or Office files, or folders of them; - is stdin.")]
+    force: Annotated[bool, option("--force", None, "Compile again even if the store has the object.")] = False
     chunk_tokens: ChunkOption = None
     overlap: Annotated[
-        int, option("--overlap", "N", "Begin each chunk with about N tokens of the one before it.", COMPILING, min=0)
+        int, option("--overlap", "N", "Start each chunk with about N tokens of the previous one.", COMPILING, min=0)
     ] = 0
     splitter: Annotated[
         Any,
         option(
             "--splitter",
             "NAME",
-            "Cut with a splitter, NAME[:FIELD=N,...]. A wrong name lists all.",
+            "Cut with this splitter, NAME[:FIELD=N,...]. An unknown name lists all.",
             COMPILING,
             type=parse_splitter,
         ),
     ] = None
-    sinks: Annotated[
-        int, option("--sinks", "N", "Compile each chunk after N dummy tokens, whose KV is dropped.", COMPILING, min=0)
-    ] = 0
     cut: Annotated[
         Optional[int],
         option(
             "--cut",
             "N",
-            "Of a hybrid: store states after the first N tokens; legolink-N computes these, naive needs 0. Default 16.",
+            "Hybrid models only: where in each chunk to store the state, in tokens (16); legolink-N needs N, naive 0.",
             COMPILING,
             min=0,
         ),
-    ] = None
-    probes: Annotated[
-        Optional[int],
-        option(
-            "--probes",
-            "N",
-            "Measure a table of fixups with N probes (usually 8). Costs about N + 2 forward passes per chunk.",
-            COMPILING,
-            min=0,
-        ),
-    ] = None
-    probe_model: Annotated[
-        Optional[str],
-        option("--probe-model", "NAME", "Small model that measures the table; implies 8 probes.", COMPILING),
     ] = None
 
-    def options(self, model: Model, codec: str, probes: int = 0) -> CompileOptions:
+    def options(self, model: Model, settings: Settings) -> CompileOptions:
         """How chunks are compiled. Raises UsageError: a cut, and the model is no hybrid."""
         from pictool.core import CompileOptions
 
         if self.cut is not None and model.geometry.states is None:
-            raise UsageError(f"--cut {self.cut}: {model.name} is no hybrid; its objects have no states")
-        return CompileOptions(self.sinks, codec, probes, self.cut)
+            raise UsageError(f"--cut {self.cut}: {model.name} is not a hybrid, so its objects have no states")
+        return CompileOptions(settings.codec, self.cut, settings.after)
 
     def check(self) -> None:
         """Refuse what makes no sense together."""
-        if self.probe_model and self.probes == 0:
-            raise UsageError(f"--probe-model {self.probe_model}: has no effect with --probes 0")
         if self.splitter is not None and self.chunk_tokens is not None:
-            raise UsageError(f"--splitter {self.splitter.name}: has fields of its own; leave --chunk-tokens out")
+            raise UsageError(f"--splitter {self.splitter.name}: has its own fields; omit --chunk-tokens")
         if self.overlap and self.chunk_tokens is None:
             raise UsageError(f"--overlap {self.overlap}: needs --chunk-tokens")
         if self.chunk_tokens is not None and self.overlap >= self.chunk_tokens:

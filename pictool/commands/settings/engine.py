@@ -37,20 +37,20 @@ def find_engine(name: str | None, needed: dict[Feature, str] | None = None, mode
     Raises:
         UsageError: no such engine, or it has no such feature.
     """
-    from pictool.engines import DEFAULT, GGUF, NOT_HERE, SERVED, engine_class, engine_names
-    from pictool.runtime.model import is_gguf
+    from pictool.engines import NOT_HERE, SERVED, engine_class, engine_name, engine_names
+    from pictool.runtime.gguf import is_gguf
 
-    if name in (DEFAULT, SERVED) and is_gguf(model):
-        raise UsageError(f"--engine {name}: does not run GGUF files such as {model}; leave --engine out")
+    if name == SERVED and is_gguf(model):
+        raise UsageError(f"--engine {name}: cannot run GGUF files such as {model}; omit --engine")
     if name == SERVED:
         raise UsageError(f"--engine {name}: {NOT_HERE}")
-    name = name or (GGUF if is_gguf(model) else DEFAULT)
+    name = engine_name(model, name)
     if name not in engine_names():
         raise UsageError(f"--engine {name}: must be {' or '.join(engine_names())}")
     engine = engine_class(name)
     for feature, option in (needed or {}).items():
         if feature not in engine.supports:
-            raise UsageError(f"--engine {name}: has no {option}; use another engine")
+            raise UsageError(f"--engine {name}: does not support {option}; use another engine")
     return engine
 
 
@@ -65,5 +65,5 @@ def runnable(model: Model, policies: Sequence[P]) -> list[P]:
         else:
             kept.append(each)
     for why, labels in left_out.items():
-        note(f"left out: {', '.join(labels)} ({why})")
+        note(f"skipped: {', '.join(labels)} ({why})")
     return kept

@@ -39,7 +39,7 @@ def _changed(path: Path, name: str, value: str) -> str:
     except yaml.YAMLError:
         is_right = False
     if not is_right:
-        raise InputError(f"{path}: {name} cannot be added on a line of its own; write {name}: {value} yourself")
+        raise InputError(f"{path}: {name} cannot be added automatically; add the line {name}: {value} yourself")
     return changed
 
 

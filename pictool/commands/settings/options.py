@@ -27,12 +27,13 @@ F = TypeVar("F", bound=Callable[..., None])
 # Headings of options in help texts, in their order
 OPTIONS, PROMPT, DATASET, POLICY, ANSWER = "Options", "Prompt", "Dataset", "Policy", "Answer"
 SECTIONS, ANALYSIS, COMPILING, OUTPUT = "Sections", "Analysis", "Compiling", "Output"
-BATCH, CLUSTER, MODEL, STORE = "Batch", "Cluster", "Model", "Store"
+BATCH, CLUSTER, MODEL, STORE, ACCESS = "Batch", "Cluster", "Model", "Store", "Access"
+FILES = "Files"
 _HEADINGS = (
-    "Arguments", OPTIONS, PROMPT, DATASET, POLICY, ANSWER, SECTIONS, ANALYSIS, COMPILING, BATCH, CLUSTER, OUTPUT,
-    MODEL, STORE,
+    "Arguments", OPTIONS, FILES, PROMPT, DATASET, POLICY, ANSWER, SECTIONS, ANALYSIS, COMPILING, BATCH, CLUSTER, OUTPUT,
+    MODEL, STORE, ACCESS,
 )  # fmt: skip
-SPECS = "NAME, NAME-NUMBER or NAME:FIELD=VALUE[,VALUE...]; repeatable. A wrong name lists all."
+SPECS = "NAME, NAME-NUMBER or NAME:FIELD=VALUE[,VALUE...]; repeatable. An unknown name lists all."
 
 
 def option(
@@ -73,16 +74,33 @@ def argument(metavar: str, help: str) -> Any:
 JsonOption = Annotated[bool, option("--json", None, "Print the report as JSON.", OUTPUT)]
 EngineOption = Annotated[
     Optional[str],
-    option("--engine", "NAME", "torch (default); pic serve has vllm; a GGUF file chooses llamacpp.", MODEL),
+    option(
+        "--engine", "NAME", "torch (default); pic serve has vllm; GGUF files choose llamacpp if it is there.", MODEL
+    ),
 ]
 ChunkOption = Annotated[
     Optional[int],
     option(
-        "--chunk-tokens", "N", "Cut text files into chunks of at most N tokens, near sentence ends.", COMPILING, min=1
+        "--chunk-tokens",
+        "N",
+        "Cut texts into chunks of at most N tokens, at sentence ends if possible.",
+        COMPILING,
+        min=1,
     ),
 ]
 CodecOption = Annotated[
-    Optional[str], option("--codec", "NAME", "Codec of stored KV (PIC_CODEC; none). A wrong name lists all.", COMPILING)
+    Optional[str],
+    option("--codec", "NAME", "Codec of stored KV (PIC_CODEC; none). An unknown name lists all.", COMPILING),
+]
+AfterOption = Annotated[
+    Optional[str],
+    option(
+        "--after",
+        "WHAT",
+        "Context that each chunk is compiled after (PIC_AFTER; previous: the text before it, else a neutral "
+        "paragraph). An unknown name lists all.",
+        COMPILING,
+    ),
 ]
 RayOption = Annotated[
     Optional[str],
@@ -98,7 +116,7 @@ RayOption = Annotated[
 ]
 HeadOption = Annotated[
     Optional[str],
-    option("--head", "TEXT", "System message of a chat model; of others, text before the documents.", PROMPT),
+    option("--head", "TEXT", "System message of a chat model; for other models, text before the documents.", PROMPT),
 ]
 TemplateOption = Annotated[
     Optional[str], option("--query-template", "TEXT", "Text after the documents; contains {query}.", PROMPT)
@@ -111,7 +129,7 @@ AlgoOption = Annotated[
     option(
         "--algo",
         "SPEC",
-        "Policy (PIC_ALGO): NAME, NAME-NUMBER or NAME:FIELD=VALUE. A wrong name lists all.",
+        "Policy (PIC_ALGO): NAME, NAME-NUMBER or NAME:FIELD=VALUE. An unknown name lists all.",
         POLICY,
         type=parse_algo,
     ),
@@ -121,7 +139,7 @@ SeparatorOption = Annotated[
     option(
         "--separator",
         "TEXT",
-        "Text between documents and before the query (PIC_SEPARATOR; a blank line). '' joins them.",
+        "Text between documents and before the question (PIC_SEPARATOR; a blank line).",
         PROMPT,
     ),
 ]
@@ -131,7 +149,10 @@ SETTINGS = {
     "model": Annotated[
         Optional[str],
         option(
-            "-m, --model", "NAME", "A directory, hub name, GGUF file or embedded[-small] (PIC_MODEL; embedded).", MODEL
+            "-m, --model",
+            "NAME",
+            "A directory, hub name, GGUF file, smollm2 or embedded[-small] (PIC_MODEL; embedded).",
+            MODEL,
         ),
     ],
     "device": Annotated[
@@ -141,28 +162,27 @@ SETTINGS = {
         Optional[str], option("--dtype", "NAME", "auto, float32, bfloat16 or float16 (PIC_DTYPE; auto).", MODEL)
     ],
     "codec": CodecOption,
+    "after": AfterOption,
     "head": HeadOption,
     "query_template": TemplateOption,
     "separator": SeparatorOption,
     "store": Annotated[Optional[str], option("--store", "DIR", "Directory of the store (PIC_STORE; .pic).", STORE)],
     "remote": Annotated[
         Optional[str],
-        option("--remote", "URL", "Remote store to fetch missing objects from, or to push to (PIC_REMOTE).", STORE),
+        option("--remote", "URL", "Remote store to fetch missing objects from or push to (PIC_REMOTE).", STORE),
     ],
     "salt": Annotated[
         Optional[str],
-        option("--salt", "TEXT", "Only the same salt shares objects (PIC_SALT). Visible in ps.", STORE),
+        option("--salt", "TEXT", "Share objects only with the same salt (PIC_SALT). Visible in ps.", ACCESS),
     ],
-    "salt_file": Annotated[
-        Optional[str], option("--salt-file", "FILE", "File that holds the salt (PIC_SALT_FILE).", STORE)
-    ],
+    "salt_file": Annotated[Optional[str], option("--salt-file", "FILE", "File with the salt (PIC_SALT_FILE).", ACCESS)],
     "require_signed": Annotated[
         Optional[str],
         option(
             "--require-signed",
             "[=FILE]",
-            "Use only objects that a key in FILE has signed (PIC_REQUIRE_SIGNED; that of pic store trust).",
-            STORE,
+            "Use only objects signed by a key in FILE (PIC_REQUIRE_SIGNED; the list of pic store trust).",
+            ACCESS,
         ),
     ],
     "signing_key": Annotated[
@@ -170,8 +190,8 @@ SETTINGS = {
         option(
             "--signing-key",
             "[=FILE]",
-            "Sign what is written with a private key (PIC_SIGNING_KEY; that of pic store sign).",
-            STORE,
+            "Sign new objects with this private key (PIC_SIGNING_KEY; the key of pic store sign).",
+            ACCESS,
         ),
     ],
 }
@@ -209,7 +229,7 @@ def command(app: typer.Typer, name: str, *settings: str, without: Sequence[str] 
                     values[parameter] = read_settings().override(**overrides)
                     values[parameter].check_strange_file()
                     if "salt" in settings and is_weak(values[parameter].salt):
-                        note(f"the salt is weak: whoever guesses it finds every object compiled with it; {MAKE_ONE}")
+                        note(f"the salt is weak: anyone who guesses it finds every object compiled with it; {MAKE_ONE}")
                 elif is_dataclass(kind):
                     names = [field.name for field in fields(kind) if field.name not in without]
                     values[parameter] = kind(**{name: values.pop(name) for name in names})  # type: ignore[operator]

@@ -33,7 +33,7 @@ def open_store(settings: Settings) -> Store:
         on_warning=note, trust=Trust.open(settings.require_signed, settings.signing_key),
     )  # fmt: skip
     if store.root.exists() and not store.root.is_dir():
-        raise InputError(f"{store.root}: is not a directory; name another store with --store")
+        raise InputError(f"{store.root}: is not a directory; choose another store with --store")
     if store.remote is not None:
         fetching.add(store)
     far = f", remote {without_credentials(settings.remote)} ({settings.origin('remote')})" if settings.remote else ""
@@ -49,7 +49,7 @@ def open_existing(settings: Settings) -> Store:
     """
     store = open_store(settings)
     if not store.root.exists():
-        raise StoreError(f"{store.root}: no such store; name another with --store, or make one with pic compile")
+        raise StoreError(f"{store.root}: no such store; choose another with --store, or create one with pic compile")
     return store
 
 
@@ -68,7 +68,7 @@ def find_intact(store: Store, chains: bool) -> list[str]:
         except UnreadableObjectError:
             raise
         except PicError as error:
-            note(f"left out: {error}")
+            note(f"skipped: {error}")
     return keys
 
 
@@ -79,22 +79,25 @@ def note_logs() -> None:
     logger.handlers, logger.propagate = [handler], False  # some libraries install handlers of all loggers
 
 
-def open_model(settings: Settings) -> Model:
-    """The model; its weights are loaded when they are needed."""
-    from pictool.runtime.model import is_gguf, require_name
+def open_model(settings: Settings, engine: str | None = None) -> Model:
+    """The model, for the engine that is named; its weights are loaded when they are needed."""
+    from pictool.engines import DEFAULT, engine_name
+    from pictool.runtime.gguf import is_gguf
+    from pictool.runtime.model import require_name
 
     began = time.perf_counter()
     require_name(settings.model)
     with waiting("loading transformers"):
         quiet_libraries()
         from pictool.runtime.model import load_model
-    if is_gguf(settings.model):
+    if is_gguf(settings.model) and engine_name(settings.model, engine) != DEFAULT:
         from pictool.engines.llamacpp.model import open_gguf
 
         name = settings.model or ""
         model: Model = open_gguf(name, settings.device, settings.dtype, settings.salt, on_wait=waiting)
     else:
-        model = load_model(settings.model, settings.device, settings.dtype, settings.salt)
+        with waiting("opening the model"):
+            model = load_model(settings.model, settings.device, settings.dtype, settings.salt)
         model.on_wait = waiting
     model.on_note = cache(note)  # a text may be read more than once
     if settings.separator is not None:

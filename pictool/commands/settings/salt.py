@@ -13,7 +13,7 @@ from pictool.errors import InputError
 from pictool.reading import read_stream
 
 MIN_BITS = 64  # by `most_bits`, of which 16 random bytes have more, in hex or base64 (at least 73 in 60,000 draws)
-MAKE_ONE = "make one with: openssl rand -hex 32"
+MAKE_ONE = "create one with: openssl rand -hex 32"
 _MAX_BYTES = 4096
 
 
@@ -32,7 +32,7 @@ def with_salt(values: Mapping[str, Any], salt: str, salt_file: str) -> dict[str,
     if path is None:
         return settled
     if settled.get("salt") is not None:
-        raise UsageError(f"{salt} and {salt_file}: name one of the two")
+        raise UsageError(f"{salt} and {salt_file}: use only one of them")
     return settled | {"salt": read_salt(Path(path))}
 
 
@@ -47,13 +47,13 @@ def read_salt(path: Path) -> str:
     try:
         data = read_stream(path, _MAX_BYTES)
     except OSError as error:
-        raise InputError(f"{path}: the salt cannot be read ({error.strerror}); name another file") from error
+        raise InputError(f"{path}: the salt cannot be read ({error.strerror}); choose another file") from error
     try:
         salt = data.decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: the salt is not UTF-8 text; {MAKE_ONE}") from error
     if not salt:
-        raise InputError(f"{path}: has no salt; {MAKE_ONE}")
+        raise InputError(f"{path}: contains no salt; {MAKE_ONE}")
     return salt
 
 

@@ -24,6 +24,7 @@ DEFAULT = "default"
 SIGNED = ("require_signed", "signing_key")
 _VARIABLES = {
     "model": "PIC_MODEL", "store": "PIC_STORE", "device": "PIC_DEVICE", "dtype": "PIC_DTYPE", "codec": "PIC_CODEC",
+    "after": "PIC_AFTER",
     "max_size": "PIC_MAX_SIZE", "salt": "PIC_SALT", "salt_file": "PIC_SALT_FILE", "remote": "PIC_REMOTE",
     "algo": "PIC_ALGO", "memory": "PIC_MEMORY", "remote_rate": "PIC_REMOTE_RATE",
     "require_signed": "PIC_REQUIRE_SIGNED", "signing_key": "PIC_SIGNING_KEY",
@@ -33,6 +34,7 @@ _MAY_BE_EMPTY = ("separator",)  # an empty variable is unset, but for these
 _OTHER_VARIABLES = (
     "PIC_TRUST",
     "PIC_GPU_LAYERS",
+    "PIC_GRAPHS",
     "PIC_ROUTER_SECRET",
     "PIC_UPSTREAM_KEY",
     "PIC_ENGINE_ENDS_WITH_PARENT",
@@ -60,7 +62,7 @@ class Settings:
 
     Fields:
         model: `transformers` directory, hub name, `embedded`, `embedded-small`, or GGUF file (`FILE.gguf`,
-            `ollama:NAME`, `lmstudio:NAME`); by default `embedded`.
+            `ollama:NAME`, `lmstudio:NAME`, `smollm2`); by default `embedded`.
         store: directory of objects; by default `.pic`.
         device: `cpu`, `cuda` (ROCm too), `cuda:1`, `xpu` or `mps`; `auto` is torch's accelerator, else the CPU.
         dtype: `float32`, `bfloat16` or `float16`; `auto` is float32 on a CPU, the checkpoint's dtype on CUDA.
@@ -70,8 +72,10 @@ class Settings:
         separator: the text between documents and before the query, less what is there already; by default a blank
             line, or what the model's `tokenizer_config.json` says (`document_separator`). An empty text joins them.
         max_size: size limit of the store, as `10G` or `2GiB`; by default none.
+        after: what documents are compiled after, as `--after`; by default `previous`. `pic eval`, `tune`, `bench` and
+            `doctor` take the default.
         codec: how the KV of documents is stored. `pic eval` and `pic tune` read only the option.
-        algo: the policy, as `fixup-10`, of `pic ask`, `pic link`, `pic query` and `pic serve`; by default `legolink`.
+        algo: the policy, as `prophet-20`, of `pic ask`, `pic link`, `pic query` and `pic serve`; by default `auto`.
             `pic tune` writes it.
         salt: a tenant's secret text, part of every key. Never shown.
         remote: URL of a store to fetch missing objects from; an empty text turns it off.
@@ -95,6 +99,7 @@ class Settings:
     separator: str | None = None
     max_size: int | None = None
     codec: str = "none"
+    after: str = "previous"
     algo: str | None = None
     salt: str = field(default="", repr=False)
     remote: str | None = None
@@ -132,12 +137,12 @@ class Settings:
             return
         if self.remote and "://" in self.remote and self.origin("remote") == file:
             raise InputError(
-                f"{file}: names the remote {without_credentials(self.remote)}, and is not below your home directory; "
-                f"set {_TRUST} to its directory if it is yours, or name the remote yourself (PIC_REMOTE)"
+                f"{file}: sets the remote {without_credentials(self.remote)}, but is outside your home directory; "
+                f"if the file is yours, set {_TRUST} to its directory, or set PIC_REMOTE yourself"
             )
         used = [name for name in _STEERING if self.origin(name) == file]
         if used:
-            note(f"using {', '.join(used)} of {file}, which is not below your home directory ({_TRUST})")
+            note(f"using {', '.join(used)} from {file}, which is outside your home directory ({_TRUST})")
 
     def option(self, name: str) -> str | None:
         """A setting as the command line says it; None if it does not."""
@@ -195,14 +200,14 @@ def _stranger(path: Path) -> str | None:
     status = path.stat()
     if status.st_uid not in (os.getuid(), 0):
         return "belongs to another user"
-    return "can be written by everybody" if status.st_mode & stat.S_IWOTH else None
+    return "is writable by everyone" if status.st_mode & stat.S_IWOTH else None
 
 
 def _require_own(path: Path, names: Sequence[str]) -> None:
     """Refuse what says where texts and secrets go, in a file that another user may have written. Raises InputError."""
     if names and (why := _stranger(path)):
         raise InputError(
-            f"{path}: {why}, and names {', '.join(names)}; check the file, then set "
+            f"{path}: {why}, and sets {', '.join(names)}; check the file, then set "
             f"{_TRUST}={path.resolve().parent} to trust it"
         )
 
@@ -210,7 +215,7 @@ def _require_own(path: Path, names: Sequence[str]) -> None:
 def _note_unknown_variables() -> None:
     for name, why in GONE.items():
         if f"PIC_{name.upper()}" in os.environ:
-            note(f"PIC_{name.upper()}: is no setting any more, and is ignored; {why}")
+            note(f"PIC_{name.upper()}: is no longer a setting and is ignored; {why}")
     known = (*_VARIABLES.values(), *_OTHER_VARIABLES)
     for name in sorted(os.environ):
         if name.startswith("PIC_") and name not in known and name.removeprefix("PIC_").lower() not in GONE:
@@ -247,7 +252,7 @@ def _file_settings(path: Path) -> dict[str, Any]:
     """What a file says, its relative paths as the working directory has them."""
     values = {name: text_or_none(path, name, value) for name, value in read_yaml(path, setting_keys()).items()}
     for name in GONE.keys() & values.keys():
-        note(f"{path}: {name}: is no setting any more, and is ignored; {GONE[name]}")
+        note(f"{path}: {name}: is no longer a setting and is ignored; {GONE[name]}")
         del values[name]
     said = {name: value for name, value in values.items() if value is not None}
     if path.parent == Path():
@@ -272,11 +277,15 @@ def _problem(name: str, value: str) -> str | None:
         from pictool.store.codecs import codecs
 
         return None if value in codecs() else f"must be one of {', '.join(codecs())}"
+    if name == "after":
+        from pictool.compiler.contexts import NAMES
+
+        return None if value in NAMES else f"must be one of {', '.join(NAMES)}"
     if name in _TEXTS:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            return f"is not UTF-8 text at character {error.start}; convert it first"
+            return f"invalid UTF-8 at character {error.start}; convert it first"
     if name in ("device", "dtype"):
         from pictool.runtime.device import device_problem, dtype_problem
 
@@ -302,20 +311,20 @@ def read_yaml(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); it must be a YAML file") from error
     except Exception as error:  # YAMLError; PyYAML raises others too where a tag and a value do not go together
-        raise InputError(f"{path}: is not YAML that can be used ({strict_yaml.problem(error)}); correct it") from error
+        raise InputError(f"{path}: is not usable YAML ({strict_yaml.problem(error)}); correct it") from error
     if data is None:
         return {}
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: must be a mapping with the keys {', '.join(keys)}")
     if unknown := [key[:80] if isinstance(key, str) else shown(key) for key in data if key not in (*keys, *GONE)]:
-        raise InputError(f"{path}: unknown key {', '.join(unknown)[:200]}; known are {', '.join(keys)}")
+        raise InputError(f"{path}: unknown key {', '.join(unknown)[:200]}; known keys: {', '.join(keys)}")
     return dict(data)
 
 
 def text_or_none(path: Path, key: str, value: Any) -> str | None:
     """A value of a YAML file that must be a text."""
     if value is not None and not isinstance(value, str):
-        raise InputError(f"{path}: {key} must be a text; put it in quotes")
+        raise InputError(f"{path}: {key} must be a string; put it in quotes")
     if value is not None and ("\0" in value or any("\ud800" <= character <= "\udfff" for character in value)):
-        raise InputError(f"{path}: {key} has an invalid character (a zero byte, or half of a surrogate pair)")
+        raise InputError(f"{path}: {key} contains an invalid character (a null byte or an unpaired surrogate)")
     return value

@@ -41,7 +41,7 @@ def parse_seed(name: str, text: str) -> int:
     """A whole number of 64 bits."""
     if text.isascii() and text.isdigit() and int(text) < 1 << 64:
         return int(text)
-    raise InputError(f"{name} {text}: must be a whole number from 0, below 2^64")
+    raise InputError(f"{name} {text}: must be a whole number from 0 to 2^64 - 1")
 
 
 def parse_rates(name: str, text: str) -> dict[str, float]:

@@ -16,7 +16,7 @@ MAX_LISTED = 24  # tokens
 
 
 def show_diff(names: tuple[str, str], as_json: bool) -> None:
-    """Compare two traces of one prompt."""
+    """Compare two traces of the same prompt."""
     from pictool.commands.traces.json_form import diff_json
     from pictool.trace.diff import diff_traces
     from pictool.trace.format import read_trace

@@ -27,7 +27,7 @@ def trace_json(path: str, trace: Trace, counts: TraceCounts, has_text: bool) -> 
         for part in counts.parts
     ]  # fmt: skip
     for part, chunk in zip(parts[1:-1], trace.chunks, strict=True):
-        part |= {"key": chunk.key, "sinks": chunk.sinks} if chunk.key else {}
+        part |= {"key": chunk.key, "before": max(map(len, chunk.after), default=0)} if chunk.key else {}
     whole = {
         "path": path, **trace.report, "target": trace.target.fields, "parts": parts,
         "layers": counts.rows_per_layer.tolist(), "generated": [asdict(token) for token in trace.generated],

@@ -20,32 +20,32 @@ class InspectOptions:
         option(
             "--layers",
             None,
-            "Traces: tokens computed per layer.",
+            "Traces: tokens computed at each layer.",
             SECTIONS,
         ),
     ] = False
     text: Annotated[
-        bool, option("--text", None, "The whole text; of traces with the computed tokens marked.", SECTIONS)
+        bool, option("--text", None, "Print the whole text; traces mark the computed tokens.", SECTIONS)
     ] = False
     attention: Annotated[
-        bool, option("--attention", None, "Traces: attention of tail and answer over the prompt.", ANALYSIS)
+        bool, option("--attention", None, "Traces: attention of the question and answer over the prompt.", ANALYSIS)
     ] = False
     layer: Annotated[
-        Optional[int], option("--layer", "N", "With --attention: of one layer (mean).", ANALYSIS, min=0)
+        Optional[int], option("--layer", "N", "With --attention: one layer instead of the mean.", ANALYSIS, min=0)
     ] = None
-    head: Annotated[Optional[int], option("--head", "N", "With --attention: of one head (mean).", ANALYSIS, min=0)] = (
-        None
-    )
+    head: Annotated[
+        Optional[int], option("--head", "N", "With --attention: one head instead of the mean.", ANALYSIS, min=0)
+    ] = None
     against: Annotated[
         Optional[str],
         option(
             "--against",
             "full",
-            "Traces: deviation of KV and attention per token and layer, and KL per generated token.",
+            "Traces: how far KV and attention are from full recompute, by token and layer; KL of each generated token.",
             ANALYSIS,
         ),
     ] = None
-    diff: Annotated[bool, option("--diff", None, "Compare two traces of one prompt.", ANALYSIS)] = False
+    diff: Annotated[bool, option("--diff", None, "Compare two traces of the same prompt.", ANALYSIS)] = False
     as_json: JsonOption = False
 
     @property

@@ -31,9 +31,9 @@ def inspect_run(names: Sequence[str], options: InspectOptions) -> None:
     from pictool.spans.runs import read_run
 
     if len(names) > 1:
-        raise UsageError(f"{names[0]}: the run of a query must be inspected alone; name one")
+        raise UsageError(f"{names[0]}: a query run must be inspected alone; specify one")
     if replace(options, as_json=False) != type(options)():
-        raise UsageError(f"{names[0]}: is the run of a query, which takes only --json; inspect one of its traces")
+        raise UsageError(f"{names[0]}: is a query run, which supports only --json; inspect one of its traces")
     run = read_run(Path(names[0]))
     if options.as_json:
         print_json(dict(run.data))
@@ -56,7 +56,7 @@ def print_run(run: QueryRun) -> None:
         "calls": f"{run.num_run} were run, {len(run.calls) - run.num_run} had the answer of an equal one",
         "reused": f"{reused:,.0f} of {context:,} tokens of context ({reused / (context or 1):.0%})",
         "exact": f"{sum(call.is_exact is True for call in ran)} of {len(ran)} calls read what full recompute gives"
-        if is_told else "not in the file, which an earlier release wrote",
+        if is_told else "not in the file, which is from an earlier release",
     }  # fmt: skip
     for name, value in facts.items():
         screen.print(Text(f"{name:<12} {visible(str(value))}"), overflow="fold")

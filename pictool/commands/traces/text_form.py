@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pictool.commands.console import words
 from pictool.commands.console.terminal import (
     bars,
     has_color,
@@ -67,7 +68,7 @@ def _facts(path: Path, trace: Trace) -> dict[str, str]:
         "trace": str(path),
         "model": f"{report['model']} ({trace.target.model[:12]}, {trace.target.dtype}, {report['engine']})",
         "policy": trace.policy,
-        "prompt": f"{tokens['prompt']} tokens: head {tokens['head']}, {trace.num_documents} chunks "
+        "prompt": f"{tokens['prompt']} tokens: head {tokens['head']}, {words.count(trace.num_documents, 'chunk')} "
         f"{tokens['context'] - tokens['head']}, tail {tokens['tail']}",
         "recomputed": f"{tokens['recomputed']:.1f} of {tokens['context']} context tokens per layer",
         "answer": trace.answer,

@@ -54,9 +54,6 @@ class WorkerJob:
     def attention_sinks(self, key: str, listener: Listener) -> AttentionSinks:
         return cast("AttentionSinks", self._request("attention_sinks", (key,), listener))
 
-    def pieces(self, key: str, listener: Listener) -> tuple[str, ...]:
-        return cast("tuple[str, ...]", self._request("pieces", (key,), listener))
-
     def cancel(self) -> None:
         """Kill the process; objects and traces are written whole or not at all."""
         self._is_cancelled = True

@@ -6,12 +6,13 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from pictool.commands.settings.resources import open_model, open_store
 from pictool.commands.settings.settings import Settings
-from pictool.errors import ForeignObjectError, PicError
+from pictool.errors import PicError
 from pictool.tui.services import LinkForm
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class TuiWorker:
             self._settings, form.query, parse_policy(form.algo), form.max_new_tokens, documents=[*form.documents]
         )
         model = self._open(form.model)
+        model.on_note = cache(lambda text: self._say("text", f"[{text}]\n\n"))
         self._say("note", f"linking {len(form.documents)} documents with {form.algo}")
         make = engine_class(model.engine)
         if path is not None:
@@ -73,25 +75,10 @@ class TuiWorker:
             model = self._open(None, self._settings.option("dtype") or file.meta.target.dtype)
             self._say("note", f"reading its {file.meta.num_tokens} tokens alone")
             file.meta.require(model.target, str(file.path))
-            file.meta.require_dummy(model.bos_id, file.name)
+            file.meta.require_known_context(file.name)
             file.require_key(file.meta.key)
-            dummies = [] if model.bos_id is None else [model.bos_id] * file.meta.sinks
-            return attention_sinks(model, file.tokens().tolist(), dummies)
-
-    def pieces(self, key: str) -> tuple[str, ...]:
-        """Decode an object's tokens. Any model with its tokenizer will do, and no weights are loaded.
-
-        Raises:
-            ForeignObjectError: another tokenizer's object.
-        """
-        from pictool.runtime.encoder import pieces_of
-        from pictool.runtime.fingerprint import tokenizer_fingerprint
-
-        with self._store.peek(key) as file:
-            tokenizer = self._open(None, self._settings.option("dtype") or file.meta.target.dtype).tokenizer
-            if tokenizer_fingerprint(tokenizer) != file.meta.target.tokenizer:
-                raise ForeignObjectError(f"{key[:12]}: its tokens are another tokenizer's; name its model with -m")
-            return pieces_of(tokenizer, file.tokens().tolist())
+            before = file.meta.after[0] if file.meta.after else ()
+            return attention_sinks(model, file.tokens().tolist(), before)
 
     def _open(self, name: str | None, dtype: str | None = None) -> Model:
         """The model of the settings, or that of this name and dtype."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from pictool.compiler.chunking import make_chunk
+from pictool.compiler.chunking import last_tokens, make_chunk
 from pictool.compiler.splitters.base import Splitter
 from pictool.core import Chunk
 from pictool.errors import InputError
@@ -37,7 +37,9 @@ def make_splitter(spec: str) -> Splitter:
     for part in filter(None, rest.split(",")):
         field, _, value = part.partition("=")
         if field not in known or not value.isascii() or not value.isdigit():
-            raise InputError(f"splitter {name}: {part!r} must be {' or '.join(sorted(known))}, = and a whole number")
+            raise InputError(
+                f"splitter {name}: {part!r} must be {' or '.join(sorted(known))}, then = and a whole number"
+            )
         values[field] = int(value)
     return kinds[name](**values)
 
@@ -56,6 +58,6 @@ def split(model: Model, text: str, source: str, splitter: Splitter) -> list[Chun
     for piece, name in zip(pieces, names, strict=True):
         is_next = text.startswith(piece, end)
         start = end if is_next else text.find(piece, max(0, end - len(piece)), end + len(piece) + _GAP)
-        chunks.append(make_chunk(model, piece, name, continues=is_next and bool(chunks)))
+        chunks.append(make_chunk(model, piece, name, is_next and bool(chunks), last_tokens(chunks)))
         end = end if start < 0 else start + len(piece)
     return chunks

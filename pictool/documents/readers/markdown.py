@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from pictool.documents.base import Reader, Section
+from pictool.documents.base import Note, Reader, Section
 from pictool.documents.texts import decoded
 
 _HEADING = re.compile(r" {0,3}#{1,3}[ \t]+(.*?)[ \t#]*")
-_FENCE = re.compile(r" {0,3}(```|~~~)")
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 
 
 class Markdown(Reader):
@@ -21,11 +21,15 @@ class Markdown(Reader):
     def recognises(self, data: bytes, suffix: str) -> bool:
         return suffix in (".md", ".markdown", ".mdx", ".qmd", ".rmd")
 
-    def sections(self, data: bytes) -> Iterator[Section]:
-        place, lines, is_code = "", list[str](), False
+    def sections(self, data: bytes) -> Iterator[Section | Note]:
+        place, lines, opened = "", list[str](), ""
         for line in decoded(data).splitlines():
-            is_code ^= _FENCE.match(line) is not None
-            if not is_code and (heading := _HEADING.fullmatch(line)):
+            fence = _FENCE.match(line)
+            if fence is not None and not opened:
+                opened = fence[1]
+            elif fence is not None and fence[1].startswith(opened):
+                opened = ""
+            elif not opened and (heading := _HEADING.fullmatch(line)):
                 yield Section("\n".join(lines), place)
                 place, lines = heading[1][:80], []
             lines.append(line)

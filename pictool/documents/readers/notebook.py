@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from pictool.documents.base import Reader, Section, UnreadableError
+from pictool.documents.base import Note, Reader, Section, UnreadableError
 from pictool.reading import parse_json, require_shape
 
 
@@ -16,7 +16,7 @@ class Notebook(Reader):
     def recognises(self, data: bytes, suffix: str) -> bool:
         return data.lstrip()[:1] == b"{" and b'"nbformat"' in data and b'"cells"' in data
 
-    def sections(self, data: bytes) -> Iterator[Section]:
+    def sections(self, data: bytes) -> Iterator[Section | Note]:
         require_shape(data)
         cells = parse_json(data, has_unique_keys=False).get("cells")
         if not isinstance(cells, list):

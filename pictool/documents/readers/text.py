@@ -1,19 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from io import BytesIO
 from typing import ClassVar
-from zipfile import is_zipfile
 
-from pictool.documents.archives import is_old_office, is_outlook
-from pictool.documents.base import Reader, Section, UnreadableError
+from pictool.documents.base import Note, Reader, Section, UnreadableError
+from pictool.documents.office import members
 from pictool.documents.texts import decoded, line_sections
 
-_ZIP = b"PK\x03\x04"
 _KINDS = {
     b"\x89PNG": "a picture", b"\xff\xd8\xff": "a picture", b"GIF8": "a picture",
-    _ZIP: "an archive", b"\x1f\x8b": "an archive", b"7z\xbc\xaf": "an archive",
-    b"\x28\xb5\x2f\xfd": "an archive",
+    b"PK\x03\x04": "an archive", b"\x1f\x8b": "an archive", b"7z\xbc\xaf": "an archive",
+    b"\x28\xb5\x2f\xfd": "an archive", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "a compound file of an unknown program",
     b"\x7fELF": "a program",
 }  # fmt: skip
 
@@ -28,13 +25,9 @@ class TextReader(Reader):
     def recognises(self, data: bytes, suffix: str) -> bool:
         return True
 
-    def sections(self, data: bytes) -> Iterator[Section]:
-        if is_outlook(data):
-            raise UnreadableError("is an Outlook message; save it as .eml")
-        if is_old_office(data):
-            raise UnreadableError("is an Office file from before 2007, or encrypted; save it as docx, pptx or xlsx")
-        if data.startswith(_ZIP) and not is_zipfile(BytesIO(data)):
+    def sections(self, data: bytes) -> Iterator[Section | Note]:
+        if data.startswith(b"PK\x03\x04") and not members(data):
             raise UnreadableError("is a damaged archive")
         if kind := next((kind for magic, kind in _KINDS.items() if data.startswith(magic)), None):
-            raise UnreadableError(f"is {kind}, whose text cannot be read here")
+            raise UnreadableError(f"is {kind}, which is not supported")
         yield from line_sections(decoded(data))

@@ -26,5 +26,5 @@ class LlamaCppEngine(TorchEngine):
         self, model: Model, store: Store, pool_bytes: int | None = 0, residents: ResidentObjects | None = None
     ) -> None:
         if not isinstance(model, GgufModel):
-            raise InputError(f"--engine llamacpp: runs GGUF files, but {model.name} is not one; name one with -m")
+            raise InputError(f"--engine llamacpp: runs GGUF files, but {model.name} is not one; choose one with -m")
         super().__init__(model, store, pool_bytes, residents)

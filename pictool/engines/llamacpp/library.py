@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pictool.errors import InputError, ModelError
 from pictool.runtime import turns
 
-INSTALL = "llama.cpp is not installed here; pip install 'pictool[llamacpp]' (docs/guides/laptop-gguf.md)"
+INSTALL = "llama.cpp is not installed; pip install 'pictool[llamacpp]' (docs/guides/laptop-gguf.md)"
 KV_TYPES = {"float32": 0, "float16": 1}  # the ggml types of KV whose keys llama.cpp rotates in place, exactly
 MAX_SEQUENCES = 256  # of a context (LLAMA_MAX_SEQ)
 _BATCH, _STEP = 512, 256  # tokens of one call; cells of a context are a multiple of the step
@@ -66,7 +66,7 @@ class Weights:
         _messages.clear()
         self.handle = lib.llama_model_load_from_file(path.encode(), params)
         if not self.handle:
-            raise ModelError(f"{path}: llama.cpp does not load it ({last_error()})")
+            raise ModelError(f"{path}: llama.cpp cannot load it ({last_error()})")
         self._free = weakref.finalize(self, lib.llama_model_free, self.handle)
         self.vocab = lib.llama_model_get_vocab(self.handle)
         self.num_tokens = int(lib.llama_vocab_n_tokens(self.vocab))
@@ -120,7 +120,9 @@ class LlamaContext:
         self._weights = weights  # as long as the context
         self.handle = lib.llama_init_from_model(weights.handle, params)
         if not self.handle:
-            raise ModelError(f"llama.cpp makes no context of {num_cells} tokens ({last_error()}); link fewer documents")
+            raise ModelError(
+                f"llama.cpp cannot create a context of {num_cells} tokens ({last_error()}); link fewer documents"
+            )
         self.num_cells, self.num_sequences, self.threads = int(params.n_ctx), num_sequences, threads
         self._memory = lib.llama_get_memory(self.handle)
         self._num_batch = int(params.n_batch)
@@ -165,7 +167,7 @@ class LlamaContext:
             self._outputs[:count] = 0
             self._outputs[count - 1] = wants_logits and is_last
             if code := api().llama_decode(self.handle, self._batch):
-                raise ModelError(f"llama.cpp computes nothing at position {start + first} ({code}: {last_error()})")
+                raise ModelError(f"llama.cpp failed at position {start + first} ({code}: {last_error()})")
 
     def logits(self) -> NDArray[np.float32]:
         """A copy of those of the last token that was computed, float32 [vocab]."""
@@ -178,14 +180,14 @@ class LlamaContext:
         data = bytearray(size)
         buffer = (ctypes.c_uint8 * size).from_buffer(data)
         if int(api().llama_state_seq_get_data(self.handle, buffer, size, sequence)) != size:
-            raise ModelError(f"llama.cpp does not give the KV of a sequence ({last_error()})")
+            raise ModelError(f"llama.cpp cannot return the KV of a sequence ({last_error()})")
         return data
 
     def set_state(self, sequence: int, data: bytearray) -> None:
         """The inverse of `state`: what the sequence had is dropped."""
         buffer = (ctypes.c_uint8 * len(data)).from_buffer(data)
         if int(api().llama_state_seq_set_data(self.handle, buffer, len(data), sequence)) != len(data):
-            raise ModelError(f"llama.cpp does not take the KV of a chunk ({last_error()})")
+            raise ModelError(f"llama.cpp cannot load the KV of a chunk ({last_error()})")
 
     def shift(self, sequence: int, distance: int) -> None:
         """Move a sequence's positions. Its keys are rotated when something is computed next."""

@@ -156,7 +156,7 @@ class LlamaImage:
         return torch.from_numpy(self._packed()[layer][1])[None]
 
     def key(self, layer: int) -> torch.Tensor:
-        raise TraceError("the llamacpp engine shows no trace; use the torch engine")
+        raise TraceError("the llamacpp engine does not support traces; use the torch engine")
 
     def _packed(self) -> list[tuple[NDArray[np.generic], NDArray[np.generic]]]:
         if self._kept is None:
@@ -176,9 +176,9 @@ class ReusedCells:
 
     @property
     def compiled_at(self) -> int:
-        """The position of the object's first token when it was compiled: after its sinks, or in its chain."""
+        """The position of the object's first token when it was compiled: after what came before, or in its chain."""
         meta = self.part.file.meta
-        return meta.sinks if meta.parent is None else self.part.start - self.part.offset
+        return meta.num_before if meta.parent is None else self.part.start - self.part.offset
 
     @property
     def distance(self) -> int:

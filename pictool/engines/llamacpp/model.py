@@ -17,7 +17,6 @@ import torch
 from pictool.core import Geometry, PromptText, Target
 from pictool.engines.llamacpp.library import KV_TYPES, LlamaContextOptions, Weights, api
 from pictool.engines.llamacpp.link import Contexts, compute
-from pictool.engines.llamacpp.names import find_files
 from pictool.engines.llamacpp.state import StateFormat, read_rows
 from pictool.engines.llamacpp.tokenizer import GgufEncoder, GgufTokenizer
 from pictool.engines.llamacpp.trial import Facts, try_file
@@ -26,6 +25,7 @@ from pictool.linker.policies.base import Policy
 from pictool.reading import whole
 from pictool.runtime.encoder import Encoder
 from pictool.runtime.fingerprint import WeightFiles
+from pictool.runtime.gguf import find_files
 from pictool.runtime.memory.user_cache import cache_dir
 from pictool.runtime.model import SEPARATOR, Model
 
@@ -77,7 +77,7 @@ class GgufModel(Model):
             )
             vocabulary = Weights(str(self.files[0]), vocab_only=True)
         if vocabulary.num_tokens != self.facts.num_tokens:
-            raise ModelError(f"{self.name}: was replaced while it was opened; run the command again")
+            raise ModelError(f"{self.name}: was replaced while being opened; run the command again")
         self.tokenizer: Any = GgufTokenizer(vocabulary, self.fingerprint)
         self.config: Any = GgufConfig(
             f"gguf.{self.facts.architecture}", vocabulary.num_tokens, self.tokenizer.bos_id, self.tokenizer.eos_token_id
@@ -136,23 +136,23 @@ class GgufModel(Model):
             weights = Weights(str(self.files[0]), gpu_layers=self._gpu_layers)
         return Contexts(weights, self.options, self.format, self.facts)
 
-    def require_policy(self, policy: Policy) -> None:
+    def _require_rows(self, policy: Policy) -> None:
         """Refuse a policy whose rows llama.cpp cannot compute. Raises InputError: says why."""
         needs, name = policy.needs, f"--algo {policy.name}"
         if policy.check_layers(self.geometry.layers):
-            raise InputError(f"{name}: compares KV between two layers, which llama.cpp does not show; use legolink")
+            raise InputError(f"{name}: compares KV between two layers, which llama.cpp does not expose; use legolink")
         if needs.runs_model:
-            raise InputError(f"{name}: reads hidden states, which llama.cpp does not show; use legolink")
-        if needs.tables:
-            raise InputError(f"{name}: needs tables of fixups, which are not measured on GGUF files; use legolink")
+            raise InputError(f"{name}: reads hidden states, which llama.cpp does not expose; use legolink")
+        if needs.attention:
+            raise InputError(f"{name}: reads attention, which llama.cpp does not expose; use legolink")
 
     def prefill(
-        self, chunks: Sequence[Sequence[int]], prefix: Sequence[int] = (), alone: bool = False
+        self, chunks: Sequence[Sequence[int]], before: Sequence[Sequence[int]] = (), alone: bool = False
     ) -> Iterator[tuple[int, ChunkKV]]:
-        """See `Model.prefill`. Each chunk is computed alone; its keys are rotated, from the prefix on."""
-        start = len(prefix)
+        """See `Model.prefill`. Each chunk is computed alone; its keys are rotated, from the tokens before it on."""
         for index, chunk in enumerate(chunks):
-            tokens = [*prefix, *chunk]
+            start = len(before[index]) if before else 0
+            tokens = [*(before[index] if before else ()), *chunk]
             context = self.stack.take(len(tokens), 2)
             try:
                 context.decode(tokens, 0)
@@ -185,7 +185,7 @@ class GgufModel(Model):
         return self._encoder
 
     def encode(self, text: str | PromptText) -> tuple[int, ...]:
-        return tuple(self.encoder.encode(text))
+        return self.encoder.encode(text, self.salt)
 
 
 def open_gguf(name: str, device: str = "auto", dtype: str = "auto", salt: str = "", on_wait: Any = None) -> GgufModel:
@@ -200,7 +200,8 @@ def open_gguf(name: str, device: str = "auto", dtype: str = "auto", salt: str = 
     """
     if dtype not in ("auto", *KV_TYPES):
         raise InputError(
-            f"--dtype {dtype}: the KV of a GGUF file is {' or '.join(KV_TYPES)}; llama.cpp rotates no other exactly"
+            f"--dtype {dtype}: the KV of a GGUF file is {' or '.join(KV_TYPES)}; llama.cpp rotates no other type "
+            "exactly"
         )
     files, layers = find_files(name), 0
     api()

@@ -147,7 +147,7 @@ class StateFormat:
         """
         found, layers, places = _parse(state, self.heads, bool(self.caches[0].values))
         if found != self or any(not np.array_equal(np.sort(place), positions) for place in places):
-            raise ModelError("llama.cpp writes the KV of this model in another way than when it was tried")
+            raise ModelError("llama.cpp's KV layout of this model differs from that of the trial run")
         rows, rest = list[LayerRows](), iter(layers)
         for cache, place in zip(self.caches, places, strict=True):
             order = np.argsort(place)
@@ -166,7 +166,7 @@ def format_of(state: bytearray, heads: int) -> StateFormat:
             return _parse(state, heads, has_values)[0]
         except (struct.error, ValueError, KeyError):
             continue
-    raise ModelError("llama.cpp keeps the memory of this model in a form that pic does not know; it cannot be linked")
+    raise ModelError("llama.cpp keeps the KV of this model in a layout that pic does not know; use another model")
 
 
 def read_rows(context: LlamaContext, form: StateFormat, window: int, start: int, end: int) -> list[LayerRows]:

@@ -161,7 +161,9 @@ class GgufEncoder(Encoder):
         joined = b"".join(pieces)
         excess = len(joined) - len(data)  # a blank before the text
         if excess < 0 or joined[excess:] != data or joined[:excess].strip():
-            raise InputError("the tokenizer of this GGUF file changes the text; it cannot be cut with --chunk-tokens")
+            raise InputError(
+                "the tokenizer of this GGUF file changes the text, so it cannot be cut; omit --chunk-tokens"
+            )
         characters = np.cumsum([0, *((byte & 0xC0) != 0x80 for byte in data)])  # that begin before each byte
         ends = np.clip(np.cumsum([len(piece) for piece in pieces]) - excess, 0, len(data))
         chars = characters[ends].tolist()

@@ -82,14 +82,12 @@ def _ask(path: Path, options: LlamaContextOptions, limit_s: float) -> dict[str, 
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return {"problem": f"llama.cpp takes more than {limit_s:.0f} s to load it; it may be damaged"}
+        return {"problem": f"llama.cpp needs more than {limit_s:.0f} s to load it; it may be damaged"}
     try:
         reply: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
         return reply
     except (ValueError, IndexError):
-        return {
-            "problem": f"llama.cpp ends at loading it (exit {process.returncode}); it is damaged: download it again"
-        }
+        return {"problem": f"llama.cpp crashes when loading it (exit {process.returncode}); download it again"}
 
 
 def examine(path: str, options: LlamaContextOptions) -> Facts:
@@ -99,10 +97,10 @@ def examine(path: str, options: LlamaContextOptions) -> Facts:
     architecture = weights.metadata("general.architecture") or "unknown"
     if lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle):
         raise ModelError(
-            f"{architecture} keeps a recurrent state, which cannot be moved; use a model with attention alone"
+            f"{architecture} keeps a recurrent state, which cannot be moved; use a model with attention layers only"
         )
     if lib.llama_model_has_encoder(handle) or not lib.llama_model_has_decoder(handle):
-        raise ModelError(f"{architecture} is no causal decoder; use one")
+        raise ModelError(f"{architecture} is not a causal decoder; use a model that is")
     context = LlamaContext(weights, options, _CELLS, 4, 1)
     if not context.can_shift:
         raise ModelError(
@@ -113,13 +111,15 @@ def examine(path: str, options: LlamaContextOptions) -> Facts:
     tokens, positions = np.arange(count) % weights.num_tokens, np.arange(count, dtype=np.int32)
     context.decode(tokens, 0, wants_logits=True)
     if not np.isfinite(context.logits()).all():
-        raise ModelError("it computes numbers that are not finite; it is damaged: download it again")
+        raise ModelError("its results are not finite; the file is damaged: download it again")
     state = context.state(0)
     form = format_of(state, max(1, int(lib.llama_model_n_head_kv(handle))))
     scales = _scales(context, form, state, positions)
     trained = int(lib.llama_model_n_ctx_train(handle))
     if trained < 1:
-        raise ModelError(f"its context_length is no number of positions ({trained}); it is damaged: download it again")
+        raise ModelError(
+            f"its context_length is not a number of positions ({trained}); the file is damaged: download it again"
+        )
     return Facts(
         architecture, weights.num_tokens, _positions(weights, architecture, trained), window, form.json(), scales
     )  # fmt: skip

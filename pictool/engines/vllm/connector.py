@@ -45,7 +45,7 @@ def __getattr__(name: str) -> Any:
         InputError: names the option.
     """
     if name.endswith("Connector"):
-        raise InputError(f"--kv-offloading-size puts {name} in the place of PicConnector; leave it out")
+        raise InputError(f"--kv-offloading-size replaces PicConnector by {name}; omit it")
     raise AttributeError(name)
 
 

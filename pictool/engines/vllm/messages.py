@@ -37,11 +37,11 @@ class LinkJob:
 
 @dataclass(frozen=True)
 class CompileJob:
-    """A prompt of sinks and a chunk, to be computed and written to the store; with `later`, after all other jobs."""
+    """A context and a chunk, to be computed and written to the store; with `later`, after all other jobs."""
 
     request_id: str
-    tokens: TokenIds  # sinks and chunk
-    sinks: int
+    tokens: TokenIds  # context and chunk
+    before: int  # tokens of the context
     text: str
     blocks: tuple[int, ...]
     salt: str = field(default="", repr=False)

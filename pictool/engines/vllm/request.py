@@ -4,7 +4,7 @@
 {"pic": {"keys": [K, …], "policy": {"algo": "legolink", "k": 16}}}           objects to locate in the prompt, in order
 {"pic": {"recognise": true, "codec": "int8"}}                                all stored chunks that are in the prompt
 {"pic": {"chunks": […], "fresh": true}}                                      not from vLLM's cache of an equal link
-{"pic": {"compile": {"text": "…", "sinks": 4}}}                              write the prompt's KV to the store
+{"pic": {"compile": {"text": "…", "before": 4}}}                             write the prompt's KV to the store
 {"pic": {"chunks": […], "salt": S, "report_as": NAME}}                       of a tenant; NAME is of its report
 {"pic": {"report": NAME}}                                                    its report, which no stream of vLLM has
 {"pic": false}                                                               nothing: an ordinary request
@@ -17,7 +17,7 @@ import hmac
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,9 +66,9 @@ class Problem:
         if isinstance(error, RequestError):
             return cls(_clip(detail), _clip(detail))
         if isinstance(error, UnusableObjectError):
-            shown = f"object {error.key[:12]}: none that can be used with this request's cache_salt"
+            shown = f"object {error.key[:12]}: no usable object with this request's cache_salt"
             return cls(_clip(shown), _clip(detail))
-        return cls("it could not be linked; the server's log says why", _clip(detail))
+        return cls("could not be linked; see the server's log", _clip(detail))
 
 
 def _clip(text: str) -> str:
@@ -92,7 +92,7 @@ class PlanningDeadline:
     def check(self) -> None:
         """Raise a RequestError once the time is over."""
         if time.monotonic() > self.end_s:
-            raise RequestError(f'it was not planned within {self.limit_s:g} s (kv_connector_extra_config "plan_s")')
+            raise RequestError(f'not planned within {self.limit_s:g} s (kv_connector_extra_config "plan_s")')
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class LinkParams:
 
 @dataclass(frozen=True)
 class CompileParams:
-    """A request to compile the prompt: `sinks` dummy tokens, the tokens of `text`, and one token of padding.
+    """A request to compile the prompt: `before` tokens whose KV is dropped, those of `text`, and one of padding.
 
     `proof` is that of the server's own router (`compile_proof`), which may write objects where clients may not. With
     `later`, all other work of the engine comes first.
@@ -128,7 +128,7 @@ class CompileParams:
 
     policy: Policy
     text: str
-    sinks: int
+    before: int
     proof: str = field(default="", repr=False)
     later: bool = False
     salt: str | None = field(default=None, repr=False)
@@ -145,19 +145,20 @@ class ReportParams:
 Params = LinkParams | CompileParams | ReportParams
 
 
-def compile_proof(text: str, sinks: int, salt: str) -> str:
+def compile_proof(text: str, before: Sequence[int], salt: str) -> str:
     """What a router's request to compile carries: an HMAC under the secret that the router shares with its vLLM.
 
-    It is of this text and salt alone: whoever reads it on its way can have nothing else compiled. Empty: no secret.
+    It is of this text, the token ids before it, and the salt alone: whoever reads it on its way can have nothing else
+    compiled. Empty: no secret.
     """
     secret = os.environ.get(SECRET, "")
-    signed = json.dumps([text, sinks, salt]).encode()
+    signed = json.dumps([text, [*before], salt]).encode()
     return hmac.new(secret.encode(errors="replace"), signed, hashlib.sha256).hexdigest() if secret else ""
 
 
-def is_proof(proof: str, text: str, sinks: int, salt: str) -> bool:
+def is_proof(proof: str, text: str, before: Sequence[int], salt: str) -> bool:
     """Whether a request to compile is of a router that shares the secret of this process."""
-    own = compile_proof(text, sinks, salt)
+    own = compile_proof(text, before, salt)
     return bool(own) and hmac.compare_digest(proof.encode(errors="replace"), own.encode())
 
 
@@ -186,7 +187,7 @@ def parse_request(params: object, policy: Policy, recognise: bool, codec: str | 
         )
     ways = [way for way in _WAYS if way in fields]
     if len(ways) != 1:
-        raise RequestError(f"kv_transfer_params: {FIELD} needs one of {', '.join(_WAYS)}, not {len(ways)}")
+        raise RequestError(f"kv_transfer_params: {FIELD} needs exactly one of {', '.join(_WAYS)}, not {len(ways)}")
     return _parse_way(ways[0], fields, policy, codec)
 
 
@@ -195,12 +196,12 @@ def _parse_way(way: str, fields: Mapping[str, object], policy: Policy, codec: st
     value = fields[way]
     if way == "report":
         if not isinstance(value, str) or not 0 < len(value) <= _MAX_NAME:
-            raise RequestError("kv_transfer_params: report must be the name that a request gave its own (report_as)")
+            raise RequestError("kv_transfer_params: report must be a name that an earlier request set (report_as)")
         return ReportParams(value)
     names: dict[str, Any] = {name: fields.get(name) for name in ("salt", "report_as")}
     for name, text in names.items():
         if not isinstance(text, str | None) or len(text or "") > _MAX_NAME:
-            raise RequestError(f"kv_transfer_params: {name} must be a text of at most {_MAX_NAME} characters")
+            raise RequestError(f"kv_transfer_params: {name} must be a string of at most {_MAX_NAME} characters")
     policy = parse_policy(fields["policy"]) if "policy" in fields else policy
     if way == "compile":
         return replace(_parse_compile(value, policy), **names)
@@ -213,11 +214,9 @@ def _parse_way(way: str, fields: Mapping[str, object], policy: Policy, codec: st
         codec = parse_codec(fields["codec"]) if "codec" in fields else codec
         return LinkParams(policy, None, codec, fresh, **names) if value else None
     if "codec" in fields:
-        raise RequestError(f"kv_transfer_params: codec is a field of recognise; {way} say which objects they mean")
+        raise RequestError(f"kv_transfer_params: codec applies to recognise only; {way} already name their objects")
     if not isinstance(value, list) or not 0 < len(value) <= MAX_OBJECTS:
-        raise RequestError(
-            f"kv_transfer_params: {way} must be a list of at least one object, and at most {MAX_OBJECTS}"
-        )
+        raise RequestError(f"kv_transfer_params: {way} must be a list of 1 to {MAX_OBJECTS} objects")
     return LinkParams(policy, tuple(_parse_object(way, entry) for entry in value), None, fresh, **names)
 
 
@@ -229,13 +228,13 @@ def parse_policy(value: object) -> Policy:
     """
     try:
         if isinstance(value, str):
-            return _require_linking(parse_spec(value))
+            return _linked(parse_spec(value))
         if isinstance(value, Mapping) and isinstance(value.get("algo"), str):
             fields = {name: field for name, field in value.items() if name != "algo"}
-            return _require_linking(named_policy(value["algo"], fields))
+            return _linked(named_policy(value["algo"], fields))
     except InputError as error:
         raise RequestError(f"policy: {error}") from error
-    raise RequestError("policy: must be a specification as legolink-16, or an object with algo and its fields")
+    raise RequestError("policy: must be a specification such as legolink-16, or an object with algo and its fields")
 
 
 def parse_codec(value: object) -> str | None:
@@ -249,21 +248,25 @@ def parse_codec(value: object) -> str | None:
     raise RequestError(f"codec {_clip(repr(value))}: must be one of {', '.join(codecs())}")
 
 
-def _require_linking(policy: Policy) -> Policy:
+def _linked(policy: Policy) -> Policy:
+    """What is linked for a policy. Raises RequestError: vLLM cannot."""
+    policy = policy.without_attention
+    if policy.needs.attention:
+        raise RequestError(f"{policy.name!r}: the connector cannot read attention; use legolink")
     if policy.needs.chain_block:
-        raise RequestError(f"{policy.name!r}: vLLM has a prefix cache of its own, for requests that link nothing")
+        raise RequestError(f"{policy.name!r}: vLLM has its own prefix cache, for requests that link nothing")
     return policy
 
 
 def _parse_compile(value: object, policy: Policy) -> CompileParams:
-    if not isinstance(value, Mapping) or set(value) - {"proof", "later"} != {"text", "sinks"}:
-        raise RequestError("kv_transfer_params: compile must be an object with text and sinks")
+    if not isinstance(value, Mapping) or set(value) - {"proof", "later"} != {"text", "before"}:
+        raise RequestError("kv_transfer_params: compile must be an object with text and before")
     proof, later = value.get("proof", ""), value.get("later", False)
-    if not (isinstance(value["text"], str) and _is_count(value["sinks"]) and isinstance(proof, str)) or (
+    if not (isinstance(value["text"], str) and _is_count(value["before"]) and isinstance(proof, str)) or (
         not isinstance(later, bool)
     ):
-        raise RequestError("kv_transfer_params: compile takes a text, and sinks of 0 or more")
-    return CompileParams(policy, value["text"], value["sinks"], proof, later)
+        raise RequestError("kv_transfer_params: compile needs text, a string, and before, at least 0")
+    return CompileParams(policy, value["text"], value["before"], proof, later)
 
 
 def _parse_object(way: str, value: object) -> ObjectRef:
@@ -273,7 +276,7 @@ def _parse_object(way: str, value: object) -> ObjectRef:
         raise RequestError("kv_transfer_params: each of chunks must be an object with key, and start of 0 or more")
     assert isinstance(value, Mapping)
     if not isinstance(value["key"], str):
-        raise RequestError(f"kv_transfer_params: {value['key']!r} is no object key")
+        raise RequestError(f"kv_transfer_params: {value['key']!r} is not an object key")
     return ObjectRef(value["key"], value["start"])
 
 

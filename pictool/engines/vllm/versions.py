@@ -25,7 +25,7 @@ def is_supported(version: str) -> bool:
 def require_vllm() -> None:
     """Raise InputError, with the remedy, where there is no vLLM."""
     if find_spec("vllm") is None:
-        raise InputError(f"--engine vllm: vLLM is not installed here; {INSTALL} (docs/guides/vllm.md)")
+        raise InputError(f"--engine vllm: vLLM is not installed; {INSTALL} (docs/guides/vllm.md)")
 
 
 def require_version() -> None:
@@ -37,9 +37,7 @@ def require_version() -> None:
     import vllm
 
     if not is_supported(vllm.__version__):
-        raise InputError(
-            f"vLLM {vllm.__version__} is not supported: PicConnector works with the classes of {VERSIONS}; {INSTALL}"
-        )
+        raise InputError(f"vLLM {vllm.__version__} is not supported: PicConnector supports {VERSIONS}; {INSTALL}")
 
 
 def has_compared_kv() -> bool:

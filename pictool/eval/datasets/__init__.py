@@ -43,12 +43,12 @@ def open_dataset(name_or_path: str, fields: Mapping[str, str]) -> Dataset:
     forced = values.pop("format", None)
     if name_or_path in datasets():
         if forced is not None:
-            raise InputError(f"{name_or_path}: format={forced} is for files; this is a dataset's name")
+            raise InputError(f"{name_or_path}: format={forced} applies to files; this is a dataset's name")
         return make(datasets()[name_or_path], name_or_path, values)
     if not os.path.exists(name_or_path):
         if name_or_path in REMOVED:
             raise InputError(
-                f"dataset {name_or_path}: is no longer part of pictool; name a file of your own questions, or write "
+                f"dataset {name_or_path}: is no longer part of pictool; use a file of your own questions, or create "
                 f"these in a checkout (python -m benchmarks.questions {name_or_path}.jsonl)"
             )
         raise InputError(f"dataset {name_or_path!r}: is neither a file nor one of {', '.join(datasets())}")
@@ -71,6 +71,6 @@ def _recognise(path: Path) -> str:
     if len(names) == 1:
         return names[0]
     if names:
-        raise record.error(f"may be of {' or '.join(names)}; choose one with format=")
+        raise record.error(f"may belong to {' or '.join(names)}; choose one with format=")
     known = ", ".join(f"{name} ({', '.join(cls.marks)})" for name, cls in _file_datasets().items())
-    raise record.error(f"has the keys of no known dataset; known are {known}")
+    raise record.error(f"matches no known dataset; known datasets: {known}")

@@ -74,7 +74,7 @@ class FileDataset(Dataset):
         for record in read_records(Path(self.path)):
             case = self.case(record)
             if case.id in places:
-                raise record.error(f"the id {case.id!r} is that of {places[case.id]} too; it must be unique")
+                raise record.error(f"duplicate id {case.id!r}, first at {places[case.id]}; ids must be unique")
             places[case.id] = record.place
             yield case
 

@@ -100,7 +100,9 @@ class LongBench(FileDataset):
         if name in TASKS:
             return name
         where = "dataset" if stated else "the file's name"
-        raise record.error(f"{where} says task {name!r}, but known are {', '.join(TASKS)}; say which with task=")
+        raise record.error(
+            f"{where} has the task {name!r}, but only {', '.join(TASKS)} are known; choose one with task="
+        )
 
 
 def _length_class(words: int | None) -> str:

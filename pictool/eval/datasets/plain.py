@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pictool.compiler.chunking import read_text
+from pictool.compiler.chunking import needs_reader, read_text
+from pictool.documents.reading import read_whole
 from pictool.errors import InputError
 from pictool.eval.datasets.base import Case, FileDataset
 from pictool.eval.datasets.records import Record
@@ -55,14 +56,14 @@ def _document(record: Record, name: str, value: Any) -> str:
     if isinstance(value, dict):
         return record.inner(name, value).text("text")
     if not isinstance(value, str) or not value:
-        raise record.key_error(name, 'must be a path, a text, or {"text": …}')
+        raise record.key_error(name, 'must be a path, a string, or {"text": …}')
     path = Path(record.path).parent / value
     if not _is_there(path):
         if len(value.split()) > 1 and ("\n" in value or not re.search(r"\.\w{1,8}$", value)):  # no name of a file
             return record.inner(name, {"text": value}).text("text")
-        raise record.key_error(name, f'({value[:200]}: no such file; a text is {{"text": …}})')
+        raise record.key_error(name, f'({value[:200]}: no such file; write a text as {{"text": …}})')
     try:
-        return read_text(path)
+        return read_whole(path) if needs_reader(path) else read_text(path)
     except (InputError, ValueError) as error:  # ValueError: a path with a zero byte
         raise record.key_error(name, f"({error})") from error
 

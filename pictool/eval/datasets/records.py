@@ -99,13 +99,13 @@ class Record:
 
     def _text(self, name: str, value: Any, allow_blank: bool) -> str:
         if not isinstance(value, str):
-            raise self.key_error(name, "must be a text")
+            raise self.key_error(name, "must be a string")
         if not allow_blank and not value.strip():
             raise self.key_error(name, "is blank")
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise self.key_error(name, "has half of a surrogate pair, which is no character") from error
+            raise self.key_error(name, "contains an unpaired surrogate, which is not a character") from error
         return value
 
 
@@ -120,7 +120,7 @@ def read_records(path: Path) -> Iterator[Record]:
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', error)})") from error
     if not data.strip():
-        raise InputError(f"{path}: is empty; it must hold records (JSON)")
+        raise InputError(f"{path}: is empty; it must contain records (JSON)")
     is_list = data.lstrip()[:1] == b"["
     yield from _of_list(path, data) if is_list else _of_lines(path, data)
 
@@ -145,7 +145,7 @@ def _of_lines(path: Path, data: bytes) -> Iterator[Record]:
 def _of_list(path: Path, data: bytes) -> Iterator[Record]:
     values = _parse(path, data, 1)
     if not values:
-        raise InputError(f"{path}: is an empty list; it must hold records")
+        raise InputError(f"{path}: is an empty list; it must contain records")
     for number, value in enumerate(values, 1):
         yield _record(path, f"record {number}", number, value)
 
@@ -167,4 +167,4 @@ def _parse(path: Path, data: bytes, line: int) -> Any:
         line += error.lineno - 1
         raise InputError(f"{path}: line {line}: is not JSON ({error.msg}, column {error.colno})") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits; lists in lists in lists
-        raise InputError(f"{path}: line {line}: is not JSON that can be read ({error})") from error
+        raise InputError(f"{path}: line {line}: is not readable JSON ({error})") from error

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from pictool.core import CompileOptions
+from pictool.compiler.contexts import PREVIOUS
+from pictool.core import CompileOptions, Contexts
 from pictool.errors import InputError
 from pictool.linker.fields import make
 from pictool.linker.policies.base import Policy
 from pictool.plugins import find_classes
 
-DEFAULT = "legolink"
+DEFAULT = "auto"
 BASELINE = "full"  # what every other policy is compared with
 
 
@@ -42,23 +43,23 @@ def make_policy(name: str, values: Mapping[str, Any] | None = None) -> Policy:
 
 def unknown_policy(name: str) -> InputError:
     """The error for what names no policy."""
+    if name.startswith("fixup"):
+        return InputError(f"algorithm {name[:80]!r}: was removed; use auto")
     return InputError(
-        f"algorithm {name[:80]!r}: must be one of {', '.join(policies())}, or as legolink-16, cacheblend-15"
+        f"algorithm {name[:80]!r}: must be one of {', '.join(policies())}, or like legolink-16, cacheblend-15"
     )
 
 
-def object_kinds(policies: Iterable[Policy], codec: str, probes: int, is_hybrid: bool = False) -> list[CompileOptions]:
-    """The kinds of objects that documents are compiled to for these policies, those with tables first.
-
-    An object with a table serves those who need none, so that compiling in this order compiles nothing twice.
+def object_kinds(
+    policies: Iterable[Policy], codec: str, is_hybrid: bool = False, after: str | Contexts = PREVIOUS
+) -> list[CompileOptions]:
+    """The kinds of objects that documents are compiled to for these policies.
 
     Args:
-        probes: those of a table, for policies that read tables.
         is_hybrid: whether the model's objects have states, at the cut that a policy needs.
     """
     needs = [policy.needs for policy in policies]
     if is_hybrid:
-        cuts = sorted({CompileOptions(codec=codec, cut=need.cut) for need in needs if need.cut is not None})
-        return [CompileOptions(codec=codec, probes=probes)] * any(need.tables for need in needs) + cuts
-    kinds = {CompileOptions(need.sinks, codec, probes if need.tables else 0) for need in needs if need.objects}
-    return sorted(kinds, reverse=True)
+        cuts = sorted({need.cut for need in needs if need.cut is not None})
+        return [CompileOptions(codec, cut) for cut in cuts]
+    return [CompileOptions(codec, after=after)] * any(need.objects for need in needs)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.core import FixupTable, Layout, PromptText, RowMask
+from pictool.core import Layout, PromptText, RowMask
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,34 +20,52 @@ if TYPE_CHECKING:
 Scores = NDArray[np.float32]
 
 
+def no_attention(on_host: bool = True) -> Scores:
+    """Of an engine that computes no tail before rows are selected."""
+    raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class Prompt:
     """What a policy sees: the layout, the texts of head, chunks and tail, and the target model.
 
-    `tables` has, if the policy needs them, every chunk's table of fixups [n_c], or None for an object without one.
     `cached` is, for a policy that reuses chains, how many tokens of the context, from position 0 on, are stored.
+    `attention()` is how much the tail attends to each token of the context, over what is stored, for a policy that
+    needs it; float32 [N]. With `on_host=False` it may be a tensor on a device, for which the host does not wait.
     """
 
     model: Model
     layout: Layout
     texts: tuple[str | PromptText, ...]
-    tables: tuple[FixupTable | None, ...] = ()
     cached: int = 0
+    attention: Callable[..., Any] = no_attention
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The `count` highest of `scores` go on, of equal ones the first; one score for each row."""
+
+    scores: Any
+    count: int
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows to compute, and why: `scores` are what they were chosen by, if the policy has any."""
+    """Rows to compute, and why: `scores` are what they were chosen by, if the policy has any.
+
+    With a `ranking`, of the context's tokens, they are those of `rows` that it lets go on: the device says which.
+    """
 
     rows: RowMask  # [N]
     scores: Scores | None = None  # [N] or [n], one per token
+    ranking: Ranking | None = None
 
 
 @dataclass(frozen=True)
 class Deviation:
     """How far fresh K and V are from the cached ones at a checked layer: squared L2 over KV heads and dims.
 
-    `rows` are the context rows that have fresh ones; the others have deviation 0.
+    `rows` are the context rows that have fresh ones and may be left; the others have deviation 0.
     """
 
     rows: RowMask  # [N]
@@ -60,33 +79,29 @@ class Needs:
 
     Fields:
         objects: it reuses the KV of compiled chunks, so that texts are compiled for it.
-        sinks: dummy tokens before documents that are compiled for it.
-        tables: it reads `Prompt.tables`, so that texts are compiled with a table of fixups.
-        all_tables: it selects nothing if an object has none.
         chain_block: it reuses the stored beginning of the prompt in place of objects, in blocks of so many tokens, and
             stores what it computes; 0: it does not.
         model_field: the field that names a second model, which reads the prompt; empty if it uses none.
         runs_model: `select` runs that model, which takes long.
+        attention: `select` calls `Prompt.attention`, so objects are loaded before rows are selected.
         is_local: whether a row is computed depends on nothing after it, so that an answer's KV is that of the next
             prompt which begins with both (docs/design.md §2, rule 12).
         cut: it computes so many first tokens of a chunk, and no others: states of linear layers are reused from there
-            on; None: it computes rows anywhere. Of a hybrid, only a policy that reads tables may (`linker/cuts.py`).
+            on; None: it computes rows anywhere, which no link of a hybrid can (`linker/cuts.py`).
     """
 
     objects: bool = True
-    sinks: int = 0
-    tables: bool = False
-    all_tables: bool = False
     chain_block: int = 0
     model_field: str = ""
     runs_model: bool = False
+    attention: bool = False
     is_local: bool = False
     cut: int | None = None
 
     @property
     def selects_late(self) -> bool:
         """Whether rows are selected once objects are open: it reads from them, or is slow, so that loading overlaps."""
-        return self.tables or self.runs_model or self.chain_block > 0
+        return self.runs_model or self.attention or self.chain_block > 0
 
 
 @dataclass(frozen=True)
@@ -141,6 +156,16 @@ class Policy(ABC):
     def require_second_model(self, model: Model) -> None:  # noqa: B027 (most policies need none)
         """Raise InputError if a second model is needed, none is named, and none is known for this one."""
 
+    @property
+    def fallback(self) -> Policy | None:
+        """What takes its place on an engine or a model that cannot link it; None: it is refused there."""
+        return None
+
+    @property
+    def without_attention(self) -> Policy:
+        """Itself, or what takes its place where no attention is shown."""
+        return self.fallback or self if self.needs.attention else self
+
     def prepare(self, model: Model) -> None:  # noqa: B027 (most policies need nothing)
         """Load the second model; called before a link's clock starts."""
 
@@ -153,8 +178,18 @@ class Policy(ABC):
         return ()
 
     def narrow(self, prompt: Prompt, layer: int, deviation: Deviation) -> Selection:
-        """Dynamic: which of `deviation.rows` go on, at this layer and the next ones."""
-        raise NotImplementedError(f"{self.name} checks no layer")
+        """Dynamic: which of `deviation.rows` go on, at this layer and the next ones; by default those of `rank`."""
+        ranking = self.rank(prompt, layer, deviation.key, deviation.value)
+        assert ranking is not None, f"{self.name} checks no layer"
+        eligible = np.where(deviation.rows, ranking.scores, -np.inf)
+        return Selection(highest(eligible, ranking.count) & deviation.rows, ranking.scores)
+
+    def rank(self, prompt: Prompt, layer: int, key: Any, value: Any) -> Ranking | None:
+        """Dynamic: by how far K and V of rows are from the cached ones, which of them go on. None: `narrow` says it.
+
+        They are tensors where a device computes them: the host does not wait for it then.
+        """
+        return None
 
 
 def no_rows(layout: Layout) -> RowMask:
@@ -165,11 +200,23 @@ def all_rows(layout: Layout) -> RowMask:
     return np.ones(layout.num_context, dtype=bool)
 
 
+def reused_chunks(layout: Layout) -> tuple[tuple[int, int], ...]:
+    """All chunks but the head; with an empty head the first chunk is the head."""
+    return layout.chunks if layout.head[1] > 0 else layout.chunks[1:]
+
+
+def reused_rows(layout: Layout) -> RowMask:
+    """The rows of the chunks that `reused_chunks` has."""
+    rows, chunks = no_rows(layout), reused_chunks(layout)
+    if chunks:
+        rows[chunks[0][0] :] = True
+    return rows
+
+
 def first_rows(layout: Layout, k: int) -> RowMask:
     """The first min(k, n_c) tokens of every chunk but the head; with an empty head the first chunk is the head."""
     rows = no_rows(layout)
-    chunks = layout.chunks if layout.head[1] > 0 else layout.chunks[1:]
-    for start, end in chunks:
+    for start, end in reused_chunks(layout):
         rows[start : min(start + k, end)] = True
     return rows
 

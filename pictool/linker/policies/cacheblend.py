@@ -2,19 +2,17 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pictool.errors import InputError
 from pictool.linker.policies.base import (
-    Deviation,
     Knob,
     Policy,
     Prompt,
-    Scores,
+    Ranking,
     Selection,
     all_rows,
     count_of,
-    highest,
     require_share,
 )
 
@@ -66,13 +64,9 @@ class CacheBlend(Policy):
             raise InputError(f"cacheblend: layers={self.layers}, but the model has the layers 0 to {num_layers - 1}")
         return named
 
-    def narrow(self, prompt: Prompt, layer: int, deviation: Deviation) -> Selection:
-        scores = self._scores(deviation)
-        ratio = self.ratios(prompt.model.geometry.layers)[layer]
-        eligible = scores.astype(float)
-        eligible[~deviation.rows] = -1.0
-        rows = highest(eligible, count_of(ratio, prompt.layout.num_context)) & deviation.rows
-        return Selection(rows, scores)
+    def rank(self, prompt: Prompt, layer: int, key: Any, value: Any) -> Ranking:
+        scores = key + value if self.on == "kv" else value if self.on == "v" else key
+        return Ranking(scores, count_of(self.ratios(prompt.model.geometry.layers)[layer], prompt.layout.num_context))
 
     def ratios(self, num_layers: int) -> dict[int, float]:
         """r_l of every checked layer: falls linearly; its mean, over the layers it holds for, is `ratio`."""
@@ -86,11 +80,6 @@ class CacheBlend(Policy):
         if mean:
             fall = min(fall, (1 - self.ratio) / mean)
         return {layer: self.ratio + fall * (mean - t) for layer, t in zip(checks, way, strict=True)}
-
-    def _scores(self, deviation: Deviation) -> Scores:
-        if self.on == "kv":
-            return deviation.key + deviation.value
-        return deviation.value if self.on == "v" else deviation.key
 
     def _named_layers(self) -> tuple[int, ...]:
         try:

@@ -82,7 +82,7 @@ class SpecCache(Policy):
             return Selection(self.complete(scores[: prompt.layout.num_context]), scores)
         read, target = tokenize(small.tokenizer, prompt.texts), tokenize(prompt.model.tokenizer, prompt.texts)
         if not np.array_equal(target.tokens, prompt.layout.tokens):
-            raise InputError("speccache: a document's text is not that of its tokens; compile it again from its text")
+            raise InputError("speccache: a document's text does not match its tokens; compile it again")
         scores = self._scores(small, read.tokens)
         return self._across(scores, read, target, prompt)
 
@@ -127,8 +127,8 @@ class SpecCache(Policy):
 
         if len(tokens) > small.max_positions:
             raise InputError(
-                f"the prompt has {len(tokens)} tokens for the speculative model {small.name}, which takes "
-                f"{small.max_positions} positions; name another with --algo speccache:spec_model=…"
+                f"the prompt has {len(tokens)} tokens for the speculative model {small.name}, which has "
+                f"{small.max_positions} positions; choose another with --algo speccache:spec_model=…"
             )
         norms = hidden_norms(small, tokens)
         scores: Scores = norms[-max(1, count_of(self.deep, len(norms))) :].mean(0)
@@ -145,7 +145,7 @@ class SpecCache(Policy):
         name = self.spec_model or speculative_name(target)
         if not name:
             raise InputError(
-                f"speccache: needs a small model that reads prompts for {target.name}; name it with --algo "
+                f"speccache: needs a small model that reads prompts for {target.name}; choose one with --algo "
                 "speccache:spec_model=…"
             )
         return name

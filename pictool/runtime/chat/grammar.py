@@ -88,4 +88,4 @@ def _tokenizer(tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> Any:
     try:
         return from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=sorted(eos_ids))
     except ValueError as error:
-        raise InputError(f"the schema is not followed: {error}") from error
+        raise InputError(f"unsupported schema: {error}") from error

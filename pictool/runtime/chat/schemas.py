@@ -48,9 +48,9 @@ _INNER = ("items", "prefixItems", "additionalItems", "additionalProperties", "al
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "$ref")  # schemas of the same value
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _NUMBERS = (*_BOUNDS, "multipleOf", "const", "enum")
-_TOO_COMPLEX = "its patterns are too complex, alone or together"
+_TOO_COMPLEX = "its patterns are too complex, singly or together"
 _PLAIN = {
-    "NoExtension": "no value is of it", "Current row has": "too many optional properties or alternatives at one place",
+    "NoExtension": "no value fits it", "Current row has": "too many optional properties or alternatives in one place",
     "Unable to determine if regex is empty": _TOO_COMPLEX, "too many expressions": _TOO_COMPLEX,
     "lexer error": _TOO_COMPLEX, "regex parse error:\n    -": "a number has too many digits",
 }  # fmt: skip
@@ -69,7 +69,7 @@ def require_schema(schema: str) -> None:
             installed.
     """
     if find_spec("llguidance") is None:
-        raise InputError("no llguidance is installed here; pip install 'pictool[structured]'")
+        raise InputError("llguidance is not installed; pip install 'pictool[structured]'")
     digest = _digest(schema)
     if digest not in _verdicts:
         grammar_of(schema)  # its bounds
@@ -97,7 +97,7 @@ def grammar_of(schema: str) -> str:
     from llguidance import LLMatcher
 
     if len(schema) > MAX_SCHEMA:
-        raise InputError(f"the schema has {len(schema)} characters; {MAX_SCHEMA} at most")
+        raise InputError(f"schema too large: {len(schema)} characters, but at most {MAX_SCHEMA} are allowed")
     try:
         read = json.loads(schema)
         if isinstance(read, dict):
@@ -114,7 +114,7 @@ def refused(problem: str) -> InputError:
     plain = next((text for sign, text in _PLAIN.items() if sign in said), None)
     if plain is None and "\nerror: " in said:  # of a pattern, which is printed first
         plain = f"a pattern: {said.rpartition('error: ')[2]}"
-    return InputError(f"the schema is not followed: {' '.join((plain or said).split())[:300]}")
+    return InputError(f"unsupported schema: {' '.join((plain or said).split())[:300]}")
 
 
 def matches(pattern: str, text: str) -> bool:
@@ -162,7 +162,7 @@ def _require_bounds(schema: Schema) -> None:
         (MAX_PATTERN_CHARS, sum(map(len, patterns)), "characters in its patterns"),
     ):
         if count > most:
-            raise InputError(f"the schema has {count} {what}; {most} at most")
+            raise InputError(f"schema too complex: {count} {what}, but at most {most} are allowed")
     for part in parts.values():
         _require_exact(part)
     for group in _groups(parts, schema):
@@ -224,7 +224,7 @@ def _require_exact(schema: Schema) -> None:
             if isinstance(value, list | dict):
                 values += value.values() if isinstance(value, dict) else value
             elif _is_number(value) and abs(value) > MAX_NUMBER:
-                raise InputError(f"the schema has {str(value)[:40]} in {key}; numbers up to ±{MAX_NUMBER} are followed")
+                raise InputError(f"the schema has {str(value)[:40]} in {key}; use numbers up to ±{MAX_NUMBER}")
 
 
 def _require_exclusive(schemas: Sequence[Schema]) -> None:
@@ -236,7 +236,7 @@ def _require_exclusive(schemas: Sequence[Schema]) -> None:
             plain = key.removeprefix("exclusive").lower()
             bound = schema.get(plain) if schema.get(key) is True else schema.get(key)  # so draft 4 says it
             if _is_number(bound) and bound in near:
-                raise InputError(f"the schema has {bound} in {key} beside a bound that is within 1 of it; use {plain}")
+                raise InputError(f"the schema has {bound} in {key}, within 1 of another bound; use {plain}")
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

@@ -88,10 +88,10 @@ def frame_messages(
         ModelError: a chat template that does not keep the documents in one place.
     """
     if not model.tokenizer.chat_template:
-        raise InputError(f"{model.name}: has no chat template, so it takes a query and no messages")
+        raise InputError(f"{model.name}: has no chat template, so it takes a query, not messages")
     last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
     if last is None or not messages[last].content.strip():
-        raise InputError("messages: none of a user, so there is nothing to answer")
+        raise InputError("messages: the last user message is missing or empty; send a question")
     template = CHAT_QUERY if query_template is None else query_template
     if "{query}" not in template:
         raise InputError(f"query template {template!r}: must contain {{query}}")
@@ -113,7 +113,9 @@ def _chat_frame(model: Model, messages: Sequence[Message], last: int) -> Frame:
     rendered = render_chat(model, chat)
     head, mark, tail = rendered.text.partition(_MARK)
     if not mark or _MARK in tail or not tail.startswith(ask.rstrip()):
-        raise ModelError(f"{_origin(model)} changes the user's message; it cannot be split into head and tail")
+        raise ModelError(
+            f"{_origin(model)} changes the user's message, so it cannot be split into head and tail; use another model"
+        )
     return Frame(rendered.cut(0, len(head)), rendered.cut(len(head) + len(_MARK)))
 
 
@@ -142,7 +144,7 @@ class MarkerQuotes:
             size += len(parts[index])
         read = PromptText("".join(parts), tuple(literals))
         if self._nonce in read.text.casefold():
-            raise ModelError(f"{_origin(self._model)} changes {markers[0]} in a message; take it out of the message")
+            raise ModelError(f"{_origin(self._model)} changes {markers[0]} in a message; remove it from the message")
         return read
 
     def _quoted(self, text: str) -> str:
@@ -183,7 +185,7 @@ def render_chat(
         said = " ".join(str(error).split())[:200]
         if type(error) is TemplateError:  # its own `raise_exception`
             raise ModelError(
-                f"{_origin(model)} refuses these messages ({said}); leave --head, the system message, out"
+                f"{_origin(model)} rejects these messages ({said}); omit --head, the system message"
             ) from error
         raise ModelError(
             f"{_origin(model)} fails: {type(error).__name__}: {said}; correct it, or use another model"

@@ -8,8 +8,6 @@ The class says what the rows attend to:
 
     PassThroughCache   each other                                     (a prefill; nothing is kept)
     CapturingCache     each other; un-rotated K and V are kept        (compiling)
-    PrefixedCache      a known prefix, then each other                (chunks after probes)
-    GrowingCache       all rows of earlier passes, then each other    (decoding a batch)
     ImageCache         the image, which their K and V are written to  (linking; `image.py`)
     ReadOnlyCache      the image, which stays as it is                (measuring attention; `image.py`)
     ProjectionCache    nothing: the layer ends at its projections     (comparing K and V)
@@ -19,7 +17,6 @@ The class says what the rows attend to:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -54,10 +51,6 @@ class LayerCache(Protocol):
 class Rotating(Protocol):
     """What the caches need of a `LayerStack`."""
 
-    device: torch.device
-
-    def rotary_tables(self, positions: Tensor) -> RotaryTables: ...
-
     def rotate_parts(self, parts: LayerKV, tables: RotaryTables, layer: int) -> LayerKV: ...
 
 
@@ -87,48 +80,6 @@ class CapturingCache(PassThroughCache):
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
         self.layers.append((key, value))
         return super().update(key, value, layer)
-
-
-class PrefixedCache(PassThroughCache):
-    """Rows attend to a prefix, whose K and V are known, and to each other.
-
-    Args:
-        prefix: by layer, rotated K and V. A batch that is a multiple of the prefix's repeats the prefix.
-        on_key: called for every layer with its index and the rows' un-rotated keys.
-    """
-
-    def __init__(
-        self,
-        stack: Rotating,
-        tables: RotaryTables,
-        prefix: Mapping[int, LayerKV],
-        on_key: Callable[[int, Tensor], None] | None = None,
-    ) -> None:
-        super().__init__(stack, tables)
-        self._prefix, self._on_key = prefix, on_key
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
-        if self._on_key is not None:
-            self._on_key(layer, key)
-        key, value = super().update(key, value, layer)
-        if layer not in self._prefix:
-            return key, value
-        prefix_key, prefix_value = (_repeated(tensor, len(key)) for tensor in self._prefix[layer])
-        return torch.cat([prefix_key, key], 2), torch.cat([prefix_value, value], 2)
-
-
-class GrowingCache(PrefixedCache):
-    """Rows attend to the rows of all earlier passes, and to each other. `tables` is to be set before every pass."""
-
-    def __init__(self, stack: Rotating) -> None:
-        self._layers: dict[int, LayerKV] = {}
-        super().__init__(
-            stack, stack.rotary_tables(torch.zeros(1, dtype=torch.int64, device=stack.device)), self._layers
-        )
-
-    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> LayerKV:
-        self._layers[layer] = super().update(key, value, layer)
-        return self._layers[layer]
 
 
 class ProjectionCache:
@@ -185,8 +136,21 @@ class StatefulCache:
         assert self._cache is not None
         return self._cache.update(key, value, layer)
 
+    # What layers ask: `has_previous_state` up to transformers 5.19, else the states themselves.
+
     def has_previous_state(self, *_: Any, **__: Any) -> bool:
         return True
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        state: Tensor | None = self.layers[layer_idx].conv_states[state_idx]
+        return state
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        state: Tensor | None = self.layers[layer_idx].recurrent_states[state_idx]
+        return state
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
 
     def update_conv_state(self, inputs: Tensor, layer_idx: int, **more: Any) -> Tensor:
         full: Tensor = self.layers[layer_idx].update_conv_state(inputs, **more)
@@ -203,10 +167,3 @@ class Projected(Exception):
     def __init__(self, key: Tensor, value: Tensor) -> None:
         super().__init__()
         self.key, self.value = key, value
-
-
-def _repeated(prefix: Tensor, batch: int) -> Tensor:
-    """`prefix` [sequences, …] repeated to [batch, …]; a view where nothing, or a single sequence, is repeated."""
-    if len(prefix) == batch:
-        return prefix
-    return prefix.expand(batch // len(prefix), *prefix.shape).flatten(0, 1)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pictool.core import Layout
-from pictool.runtime.attention import Rows, Run
+from pictool.core import Layout, RowMask
+from pictool.runtime.attention import DeviceRows, Rows, Run
 from pictool.runtime.device import is_accelerator
 from pictool.runtime.memory.caches import LayerKV, PassThroughCache, StatefulCache
+from pictool.runtime.memory.staged import StagedLayers, StagedPart
 from pictool.runtime.memory.states import ImageStates, LinearState
 from pictool.runtime.rope import RotaryTables, tables_at
 from pictool.runtime.stack import LayerStack
@@ -51,7 +53,7 @@ class Image:
 
     def _all_tables(self) -> RotaryTables:
         """RoPE tables of the prompt's positions."""
-        return self.stack.rotary_tables(torch.arange(self.num_tokens, device=self.stack.device))
+        return self.stack.rotary_tables(torch.arange(self.layout.num_tokens, device=self.stack.device))
 
     def _buffers(self, tokens: int) -> tuple[list[Tensor], list[Tensor]]:
         """Keys and values of each layer, [1, kv_heads, tokens, head_dim]. No position is read before it is written."""
@@ -99,6 +101,23 @@ class Image:
         keys = self.stack.by_rotation(self._keys[layer], self._values[layer])[0][:, :, start:end]
         tables = tables_at(self._tables, slice(start, end))
         keys.copy_(self.stack.rotate(keys, tables, self.stack.kv_layers[layer]))
+
+    def stage(self, parts: Sequence[StagedPart]) -> StagedLayers | None:
+        """What puts objects' layers to their places by one copy and one replay each; None: `places` and `relocate` do.
+
+        The image must be ready to be written to by what the current stream does next.
+        """
+        return None
+
+    def begin(self, on: RowMask) -> tuple[Rows, Tensor]:
+        """The rows where `on` [n] is true, and what they begin with: hidden states [1, rows, hidden] of tokens."""
+        at, device = np.flatnonzero(on), self.stack.device
+        tokens = torch.from_numpy(self.layout.tokens[at].astype(np.int64)).to(device)
+        return Rows.of(torch.from_numpy(at)).to(device), self.stack.embed(tokens[None])
+
+    def finish(self, hidden: Tensor) -> None:
+        """Set the logits of the prompt's last row, by the hidden states that `compute_last` returned."""
+        self.logits = self.stack.logits(hidden[0, -1:])[0]
 
     def compute(
         self, layer: int, hidden: Tensor, rows: Rows, on_scores: Callable[[Tensor], None] | None = None
@@ -193,7 +212,7 @@ class Image:
 
     def write(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> None:
         """Copy rotated `key` and `value` [1, kv_heads, rows, head_dim] to the positions of `rows`."""
-        if len(rows.bounds) > _MANY_RUNS:
+        if isinstance(rows, DeviceRows) or len(rows.bounds) > _MANY_RUNS:
             self._keys[layer][:, :, rows.positions] = key
             self._values[layer][:, :, rows.positions] = value
             return

@@ -87,7 +87,9 @@ class Pool:
                     for shape in shapes
                 )
         except (RuntimeError, MemoryError) as error:  # torch's OutOfMemoryError is a RuntimeError
-            raise ModelError(f"a pool of {num_slots} tokens does not fit on {stack.device}; give it less") from error
+            raise ModelError(
+                f"a pool of {num_slots} tokens does not fit on {stack.device}; use a smaller one"
+            ) from error
 
     def write(self, at: int, position: int, layers: Sequence[LayerKV]) -> None:
         """Copy un-rotated K and V, [kv_heads, n, head_dim] a layer, to the slots from `at` on."""
@@ -297,10 +299,14 @@ class PooledImage(Image):
         at = slice(self._base + start, self._base + end)
         return self.stack.by_rotation(self._pool.raw[layer][:, at], self._pool.values[layer][:, at])
 
-    def write(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> None:
+    def save(self, layer: int, rows: Rows) -> None:
+        """Save what documents have at rows, which is about to be overwritten."""
         if self._has_documents and (count := rows.before(self.layout.num_tokens)):
             at = self._in_documents(rows, count)
             self._saved.append(SavedRows(layer, at, self._pool.keys[layer][:, at], self._pool.values[layer][:, at]))
+
+    def write(self, layer: int, key: Tensor, value: Tensor, rows: Rows) -> None:
+        self.save(layer, rows)
         super().write(layer, key, value, rows)
 
     def _in_documents(self, rows: Rows, count: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The user's cache directory: files that may be lost but are costly to compute (weight hashes, probes, profiles)."""
+"""The user's cache directory: files that may be lost but are costly to compute (weight hashes, profiles)."""
 
 from __future__ import annotations
 

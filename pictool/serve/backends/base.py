@@ -6,22 +6,23 @@ import asyncio
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pictool.compiler.chunking import make_chunks
-from pictool.compiler.compile import CODEC
+from pictool.compiler.compile import CODEC, object_key
+from pictool.compiler.contexts import PREVIOUS
 from pictool.core import Chunk, CompileOptions, TokenIds
-from pictool.errors import ObjectError, StoreError
 from pictool.linker.grid import label_of
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Spec
 from pictool.recognition.index import ContentIndex, IndexThread
 from pictool.recognition.matches import Match
+from pictool.runtime.model import api_name
 from pictool.serve.admission import AdmissionControl
 from pictool.serve.backends.query import ServedQuery
 from pictool.serve.channel import Send, compiled_event
@@ -42,6 +43,7 @@ from pictool.serve.work import (
     PromptPart,
     WrittenPiece,
 )
+from pictool.spans.running import RunOptions
 
 if TYPE_CHECKING:
     from pictool.engines.base import Engine
@@ -66,9 +68,9 @@ class BackendSettings:
         max_tokens: of one answer at most; None: what the model has positions for.
         min_tokens: least tokens of a document that is recognised, or compiled for a marker.
         refresh_s: seconds between readings of the store for new objects.
-        codec: how KV is kept.
+        codec, after: how documents are compiled.
         name: what the API calls the model; None: its own name.
-        learned_bytes: of objects that are compiled from texts which requests repeat, until the server ends; 0: none.
+        learned_bytes: of objects that are compiled from texts which requests may repeat, at most; 0: none.
         pool_bytes: of KV that stays on the device from request to request; 0: none; None: see `default_pool_bytes`.
         kept_bytes: of exact prefixes that are kept on disk, in a directory of the store; 0: none.
         separator: what prompts have between documents; None: what the model has.
@@ -82,12 +84,17 @@ class BackendSettings:
     min_tokens: int = 16
     refresh_s: float = 10.0
     codec: str = CODEC
+    after: str = PREVIOUS
     name: str | None = None
     learned_bytes: int = 0
     pool_bytes: int | None = 0
     kept_bytes: int = 0
     num_tenants: int = 1
     separator: str | None = None
+
+    def spec(self, policy: Policy, **more: Any) -> Spec:
+        """A spec of documents that are compiled as here."""
+        return Spec(policy=policy, codec=self.codec, after=self.after, **more)
 
 
 class EngineBackend(Backend):
@@ -112,19 +119,22 @@ class EngineBackend(Backend):
         self._base, self._store, self._settings = model, store, settings
         self.created, self.policy = int(time.time()), settings.policy
         self.response_template = getattr(model.tokenizer, "response_template", None)
+        self._finding, self._is_learning = set[asyncio.Task[None]](), False  # parts of requests; compiling some
         self.divergence: dict[str, float] = {}
         self.problem: str | None = None
         cut = model.cut_of(settings.policy.needs.cut)
-        self.index = ContentIndex(store, model.target, settings.min_tokens, self._indexed_text, model.bos_id, cut)
+        self.index = ContentIndex(store, model.target, settings.min_tokens, self._indexed_text, cut)
         self._indexing = IndexThread(self.index, settings.refresh_s, lambda problem: log.warning("pic: %s", problem))
 
     def begin(self, name: str, context_length: int, max_learned: int = MAX_LEARNED) -> None:
         """Read the store, now that the engine's own name of the model and the longest sequence are known."""
-        self.model, self.context_length = self._settings.name or name, context_length
+        self.model, self.own_name, self.context_length = self._settings.name or api_name(name), name, context_length
         self._indexing.start()
-        self._indexing.wait()
+        with self._base.on_wait("reading the store"):
+            self._indexing.wait()
         self._texts = StoredTexts(self._store, self.index, self._base, context_length)
-        self._learner = Learner(self._settings.learned_bytes, self.index, self._settings.min_tokens, max_learned)
+        settings = self._settings
+        self._learner = Learner(self._store, settings.learned_bytes, self.index, settings.min_tokens, max_learned)
         self._cutting = copy(self._base)  # for texts that are cut in a thread: a tokenizer is used by one at a time
         self._cutting.tokenizer, self._cutting.name = deepcopy(self._base.tokenizer), self.model
         self._cutting_places = AdmissionControl(self._settings.max_waiting, most=1)
@@ -135,8 +145,7 @@ class EngineBackend(Backend):
     async def retrieve(
         self, query: DocumentQuery, tenant: Tenant, linking: Linking, texts: Sequence[str], max_new_tokens: int
     ) -> tuple[RetrievedDocument, ...]:
-        sinks = self._policy_of(linking).needs.sinks
-        return await asyncio.to_thread(self._texts.find, query, tenant.salt, sinks, texts, max_new_tokens)
+        return await asyncio.to_thread(self._texts.find, query, tenant.salt, texts, max_new_tokens)
 
     def _status(self, waiting: int, active: int, pool: PoolCounts | None = None) -> BackendStatus:
         return BackendStatus(
@@ -167,7 +176,10 @@ class EngineBackend(Backend):
     async def execute(self, query: str, tenant: Tenant) -> list[str]:
         def work(engine: Engine, send: Send) -> None:
             served = ServedQuery(
-                query, engine, self.model, self.policy, self._settings.codec, side_by_side=self.batches
+                query, engine, (self.model, self.own_name), RunOptions(
+                    self.policy, codec=self._settings.codec, after=self._settings.after, keeps_outputs=False,
+                    side_by_side=self.batches,
+                )
             )  # fmt: skip
             send(served.run())
             self._indexing.wake()
@@ -194,7 +206,7 @@ class EngineBackend(Backend):
 
     def _options(self, policy: Policy) -> CompileOptions:
         """How the objects of a policy are compiled."""
-        return Spec(policy=policy, codec=self._settings.codec).objects_for(self._base)
+        return self._settings.spec(policy).objects_for(self._base)
 
     async def _cut(self, text: str, tenant: Tenant, chunk_tokens: int | None) -> list[Chunk]:
         """The chunks of a text, cut in a thread; one text at a time, also if a client goes away."""
@@ -206,27 +218,39 @@ class EngineBackend(Backend):
                 await asyncio.wait({cutting})
                 cutting.exception()  # read, or asyncio logs it where the client went away
 
-    # Texts that requests repeat
+    # Texts that requests may repeat
 
-    async def _learn(self, work: AnswerRequest) -> None:
-        """After an answer: have the parts of its request compiled that an earlier one had, if nobody waits."""
-        if self._settings.learned_bytes and work.linking.recognises:
+    def _learn(self, work: AnswerRequest) -> None:
+        """After an answer, which does not wait for it: have parts of its request compiled, if nobody waits and none are
+        compiled now.
+        """
+
+        async def learn() -> None:
             parts = await asyncio.to_thread(self._learner.find, work.tenant.id, texts_of(work.prompt))
-            if parts and not self.status().waiting:
+            if parts and not self.status().waiting and not self._is_learning:
+                self._is_learning = True
                 self._begin_learning(work.tenant, parts)
 
-    @abstractmethod
-    def _begin_learning(self, tenant: Tenant, parts: Sequence[str]) -> None:
-        """Run `_compile_parts` beside requests."""
+        if self._settings.learned_bytes and work.linking.recognises:
+            task = asyncio.create_task(learn())
+            self._finding.add(task)
+            task.add_done_callback(self._finding.discard)
 
-    def _compile_parts(self, engine: Engine, parts: Sequence[str]) -> None:
-        """Compile texts, one object at a time, while no request waits."""
+    @abstractmethod
+    def _begin_learning(self, tenant: Tenant, parts: Mapping[str, bool]) -> None:
+        """Run `_compile_parts` while no request runs."""
+
+    def _compile_parts(self, engine: Engine, parts: Mapping[str, bool]) -> None:
+        """Compile texts that are new or not, one object at a time, while no request waits."""
+        options = self._options(self.policy)
         try:
-            for chunk in self._learner.chunks(engine.model, self.policy, parts):
-                if self.status().waiting:
-                    return
-                (done,) = engine.compile([chunk], self._options(self.policy))
-                self._learner.count(done)
+            for text, is_new in parts.items():
+                for chunk in self._learner.chunks(engine.model, self.policy, text):
+                    if self.status().waiting:
+                        return
+                    if not self._store.path(object_key(engine.model, chunk, options)).exists():
+                        (done,) = engine.compile([chunk], options)
+                        self._learner.count(done, is_new)
         except Exception as error:
             self._learner.fail(error)
         finally:
@@ -249,27 +273,28 @@ class EngineBackend(Backend):
         """
 
         def recognise(tokens: TokenIds) -> list[Match]:
-            found = self.index.find(tokens, policy.needs.sinks, model.salt)
-            return [match for match in found if self._has_table(match)] if policy.needs.all_tables else found
+            return self.index.find(tokens, model.salt)
 
         found = lay_out(
             model, pieces, open_object, recognise if linking.recognises and policy.needs.objects else None
         )  # fmt: skip
         num_prompt = len(found.tokens)
         self._require_room(model, num_prompt)
-        kept = [i for i, match in enumerate(found.matches) if match.start < num_prompt - 1 and policy.needs.objects]
+
+        def is_document(match: Match) -> bool:
+            """Not the head of another prompt: only templates write control tokens."""
+            return match.start > 0 or model.encoder.find_control(match.tokens.tolist()) is None
+
+        kept = [
+            i for i, match in enumerate(found.matches)
+            if match.start < num_prompt - 1 and policy.needs.objects and is_document(match)
+        ]  # fmt: skip
         sources = tuple(self._learner.source_of(found.matches[i].key, found.sources[i]) for i in kept)
         return replace(found, matches=tuple(found.matches[i] for i in kept), sources=sources)
 
     @abstractmethod
     def _require_room(self, model: Model, num_tokens: int) -> None:
         """Refuse a prompt that is too long. Raises InputError."""
-
-    def _has_table(self, match: Match) -> bool:
-        """Whether an object has a table of fixups; one that is lost or damaged has none."""
-        with suppress(ObjectError, StoreError), self._store.peek(match.key) as file:
-            return file.meta.fixups is not None
-        return False
 
     def _is_plain(self, work: AnswerRequest) -> bool:
         """Whether an answer begins with a blank, which follows "Answer:" where a model has no template."""

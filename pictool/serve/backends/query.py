@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pictool.linker.policies.base import Policy
 from pictool.runtime import turns
 from pictool.serve.errors import ApiError, model_not_found
 from pictool.spans import query as nodes
@@ -34,29 +33,30 @@ class ServedQuery:
 
     Args:
         engine: runs its calls. side_by_side: those that are ready at once reach it together.
-        model: the name of the engine's model.
+        names: those of the engine's model, the first as clients know it.
 
     Raises:
         ApiError: a query that reads files of the server, asks somebody, names another model, or has too many calls.
         InputError: no query.
     """
 
-    def __init__(
-        self, text: str, engine: Engine, model: str, policy: Policy, codec: str, *, side_by_side: bool
-    ) -> None:
+    def __init__(self, text: str, engine: Engine, names: tuple[str, str], options: RunOptions) -> None:
         each = every(STEP_NODES, partial(turns.checkpoint, "turn"))
         query = read_query(text, "query", is_yaml=False, checkpoint=each)
         num_calls = 0
         for _, node in nodes.nodes(query):
             each()
             if isinstance(node, _LOCAL) or (isinstance(node, Fragment) and node.text is None):
-                raise ApiError(400, f"query: {node.kind} is for queries that run where their files are", code="query")
+                raise ApiError(
+                    400, f"query: {node.kind} works only where the files are; run it with pic query", code="query"
+                )
             if isinstance(node, ModelCall):
-                _require_served(node.call.model, model)
+                _require_served(node.call.model, names)
             num_calls += node.num_calls
         if num_calls > MAX_CALLS:
-            raise ApiError(400, f"query: has {num_calls} calls; {MAX_CALLS} at most, so split it", code="query")
-        options = RunOptions(policy, codec=codec, keeps_outputs=False, side_by_side=side_by_side)
+            raise ApiError(
+                400, f"query: has {num_calls} calls, but at most {MAX_CALLS} are allowed; split it", code="query"
+            )
         self._executor = Executor(lambda _: engine, options, Hooks(checkpoint=each))
         self._query = self._executor.optimise(query).after
 
@@ -77,10 +77,10 @@ def every(count: int, call: Callable[[], None]) -> Callable[[], None]:
     return counted
 
 
-def _require_served(model: str, served: str) -> None:
+def _require_served(model: str, names: tuple[str, str]) -> None:
     """Refuse a call of another model. Raises ApiError 404."""
-    if not {model, nodes.model_name(model)} & {served, *ANY_MODEL}:
-        raise model_not_found(model, served)
+    if not {model, nodes.model_name(model)} & {*names, *ANY_MODEL}:
+        raise model_not_found(model, names[0])
 
 
 def _text(node: nodes.Query) -> str:

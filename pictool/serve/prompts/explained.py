@@ -8,15 +8,6 @@ from collections.abc import Iterable
 from pictool.linker.policies.base import Policy
 from pictool.serve.work import Linking, PromptPart
 
-REASONS = {  # of parts that are computed
-    "policy": "the policy reuses no documents",
-    "not_searched": "the request turned recognition off, and named no document here",
-    "no_object": "no stored document of this tenant is in this text",
-    "too_short": "fewer tokens than a document that is recognised, or those at its edges that the tokenizer merged",
-    "not_stored": "the store has no room for this marked text",
-    "problem": "an object of the prompt cannot be used, so all of it is computed",
-}
-
 
 def explain(
     num_tokens: int,

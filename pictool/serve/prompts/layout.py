@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pictool.compiler.chunking import encode_within, marker_note
+from pictool.compiler.chunking import FOREIGN, encode_within, is_foreign, marker_note
 from pictool.core import PromptText, TokenIds
 from pictool.errors import InputError
 from pictool.recognition.matches import Match
@@ -90,6 +90,7 @@ def lay_out(
             if isinstance(piece, UnstoredText):
                 unstored.append(PromptPart(at, at + len(tokens), "not_stored"))
             found, source = (recognise(tokens) if recognise is not None else []), "recognised"
+        notes += [FOREIGN] * is_foreign(model, tokens.tolist())
         matches += [replace(match, start=at + match.start) for match in found]
         sources += [source] * len(found)
         parts.append(tokens)
@@ -206,7 +207,9 @@ class Marks:
         marks = list(re.finditer(f"\x02{self._nonce}:([0-9]+)\x03", text.text))
         numbers = [int(mark[1]) for mark in marks]
         if set(numbers) != set(range(len(self._objects))):
-            raise InputError(f"{name}: its chat template drops or changes a part of these messages; use text instead")
+            raise InputError(
+                f"{name}: its chat template drops or changes a part of these messages; use plain text instead"
+            )
         pieces, at = list[WrittenPiece](), 0
         for mark, number in zip(marks, numbers, strict=True):
             pieces += [text.cut(at, mark.start()), self._objects[number]]
@@ -246,7 +249,7 @@ def _plain(model: Model, chat: ChatPrompt) -> list[WrittenPiece]:
     """
     chat = chat.without_documents()
     if chat.tools:
-        raise InputError(f"tools: {model.name} has no chat template, so it knows no tools")
+        raise InputError(f"tools: {model.name} has no chat template, so it does not support tools")
     system = [piece for turn in chat.turns if turn.role in ("system", "developer") for piece in turn.pieces]
     head = separated(system, always=True)
     pieces: list[Piece] = [*head, *([Break()] if head else [])]
@@ -259,9 +262,11 @@ def _plain(model: Model, chat: ChatPrompt) -> list[WrittenPiece]:
             pieces += [*(_question(question) if question else []), PlainText(f" {answer}\n")]
             question = []
         elif turn.role not in ("system", "developer"):
-            raise InputError(f"messages: {model.name} has no chat template, so it knows no role {turn.role!r}")
+            raise InputError(
+                f"messages: {model.name} has no chat template, so it does not support the role {turn.role!r}"
+            )
     if not question:
-        raise InputError("messages: the last one is not a user's, so there is nothing to answer")
+        raise InputError("messages: the last message must come from the user")
     joined = merged([*pieces, *_question(question)])
     bos = PromptText(model.tokenizer.bos_token or "")
     return [bos, *(_written(piece, model.encoder.quoted) for piece in joined)]
@@ -270,10 +275,10 @@ def _plain(model: Model, chat: ChatPrompt) -> list[WrittenPiece]:
 def _question(question: Sequence[Piece]) -> list[Piece]:
     *before, last = separated(question, always=True) or [PlainText("")]
     if not isinstance(last, PlainText):
-        raise InputError("messages: the last part of a user's message must be a text, the question")
+        raise InputError("messages: the last part of a user message must be text, the question")
     documents, _, ask = last.text.rstrip().rpartition("\n\n")
     if not ask.strip():
-        raise InputError("messages: the last one ends without a question")
+        raise InputError("messages: the last message ends without a question")
     template_head, _, template_tail = PLAIN_QUERY.partition("{query}")
     if documents:
         before += PlainText(documents), Break()

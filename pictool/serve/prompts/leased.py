@@ -30,7 +30,9 @@ def leased_object(store: Store, key: str, model: Model, log: logging.Logger) -> 
             return key, tokens
     except (ObjectError, StoreError) as error:
         log.warning("pic: a leased object cannot be used: %s", error)
-        raise not_found("a cache's object; make the cache again", "cache_id", "cache_object_missing") from error
+        raise not_found(
+            "an object of the cache (create the cache again)", "cache_id", "cache_object_missing"
+        ) from error
 
 
 def has_object(store: Store, key: str, target: Target) -> bool:

@@ -31,6 +31,6 @@ def allowed_policy(spec: str, default: Policy, allowed: Collection[str] | None) 
 def require_allowed(policy: Policy, default: Policy, allowed: Collection[str] | None) -> None:
     """Refuse a policy that a server does not allow. Raises ApiError."""
     if allowed is not None and policy.name not in {*allowed, default.name, BASELINE}:
-        raise ApiError(400, f"policy: {policy.name} is not one of this server's", param="pic.policy")
+        raise ApiError(400, f"policy: {policy.name} is not allowed on this server", param="pic.policy")
     if policy.second_model and policy.second_model != default.second_model:
-        raise ApiError(400, "policy: its second model is not the one of this server", param="pic.policy")
+        raise ApiError(400, "policy: its second model is not that of this server", param="pic.policy")

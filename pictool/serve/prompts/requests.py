@@ -7,10 +7,8 @@ import binascii
 import copy
 import json
 import secrets
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from pictool.core import AnswerFormat, Sampling
@@ -84,7 +82,9 @@ def sampling_of(body: GenerationRequest) -> Sampling:
 
 def _biases(given: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
     if len(given) > MAX_BIASES:
-        raise ApiError(400, f"logit_bias: has {len(given)} tokens; {MAX_BIASES} at most", param="logit_bias")
+        raise ApiError(
+            400, f"logit_bias: has {len(given)} tokens, but at most {MAX_BIASES} are allowed", param="logit_bias"
+        )
     for token, bias in given.items():
         is_token = token.isascii() and token.isdigit() and len(token) < 10
         if not is_token or type(bias) not in (int, float) or not -100 <= bias <= 100:
@@ -96,8 +96,8 @@ def _biases(given: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
 def require_supported(body: ChatRequest, backend: Backend) -> None:
     """Refuse what a chat completion of this server cannot do. Raises ApiError."""
     if body.tools and body.tool_choice in (None, "auto") and backend.response_template is None:
-        problem = "its tokenizer has no response_template, by which its calls would be read"
-        raise ApiError(400, f"tools: {backend.model} takes no tools: {problem}", param="tools")
+        problem = "its tokenizer has no response_template to parse calls with"
+        raise ApiError(400, f"tools: {backend.model} does not support tools: {problem}", param="tools")
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs: needs logprobs to be true", param="top_logprobs")
     _require_calls(body.messages)
@@ -113,7 +113,7 @@ def _require_calls(messages: Sequence[ChatMessage]) -> None:
             {str(call.get("id")) for call in calls if isinstance(call, dict)} if isinstance(calls, list) else set()
         )
         if message.role == "tool" and isinstance(answered, str) and answered not in called:
-            problem = f"messages: no call before the result (role tool) has its id {answered[:80]!r}"
+            problem = f"messages: no earlier call has the id {answered[:80]!r} of a result (role tool)"
             raise ApiError(400, problem, param="messages")
 
 
@@ -151,10 +151,10 @@ def _answer_format(body: ChatRequest, backend: Backend) -> AnswerFormat:
         schema = named.get("schema") if isinstance(named, dict) else None
     if form.get("type") not in ("json_object", "json_schema") or not isinstance(schema, dict):
         raise ApiError(
-            400, "response_format: is text, json_object, or json_schema with its schema", param="response_format"
+            400, "response_format: must be text, json_object, or json_schema with its schema", param="response_format"
         )
     if body.tools and body.tool_choice != "none":
-        raise ApiError(400, "response_format: has no place for calls; send no tools", param="response_format")
+        raise ApiError(400, "response_format: cannot be combined with tools", param="response_format")
     return AnswerFormat(schema=json.dumps(schema))
 
 
@@ -173,13 +173,13 @@ def _forced_call(body: ChatRequest) -> Mapping[str, Any] | None:
         if isinstance(function, dict) and isinstance(function.get("name"), str) and name in (None, function["name"])
     ]  # fmt: skip
     if not calls or (name is None and choice != "required"):
-        raise ApiError(400, "tool_choice: is auto, none, required, or a function among tools", param="tool_choice")
+        raise ApiError(400, "tool_choice: must be auto, none, required, or a function among tools", param="tool_choice")
     defs: dict[str, Any] = {}
     for call in calls:
         for key, found in (call["properties"]["arguments"].get("$defs") or {}).items():
             if defs.setdefault(key, found) != found:
                 raise ApiError(
-                    400, f"tool_choice: two tools have another $defs/{key[:80]}; force one", param="tool_choice"
+                    400, f"tool_choice: two tools define $defs/{key[:80]} differently; force one", param="tool_choice"
                 )
     return {"anyOf": calls, "$defs": defs}
 
@@ -192,7 +192,7 @@ def function_tool(named: Mapping[str, Any]) -> dict[str, Any]:
 def forced_function(name: object, tools: Iterable[Mapping[str, Any]], kind: str) -> dict[str, Any]:
     """The choice of one of these tools of a chat. Raises ApiError: there is none of that name."""
     if name not in [tool["function"]["name"] for tool in tools]:
-        raise ApiError(400, f"tool_choice: there is no {kind} {str(name)[:80]!r} here", param="tool_choice")
+        raise ApiError(400, f"tool_choice: no {kind} {str(name)[:80]!r} among the tools", param="tool_choice")
     return {"type": "function", "function": {"name": name}}
 
 
@@ -211,7 +211,7 @@ def turns_of(
     if documents:
         last = max((i for i, turn in enumerate(turns) if turn.role == "user"), default=None)
         if last is None:
-            raise ApiError(400, "cache_ids: there is no message of a user to put them into", param="cache_ids")
+            raise ApiError(400, "cache_ids: need a user message to put the caches into", param="cache_ids")
         turns[last] = Turn(turns[last].role, (*documents, *turns[last].pieces), turns[last].more)
     if system and turns and turns[0].role == "system":
         turns[0] = Turn("system", (*system, *turns[0].pieces), turns[0].more)
@@ -299,13 +299,13 @@ def _source_text(source: DocumentSource, find_file: FindFile) -> str:
     if source.type == "content":
         blocks = source.content if isinstance(source.content, list) else []
         if other := next((block.type for block in blocks if block.type != "text"), None):
-            raise _unread(f"a document's block of type {other[:80]!r} is not known; text is")
+            raise _unread(f"document blocks of type {other[:80]!r} are not supported; use text")
         return source.content if isinstance(source.content, str) else "".join(block.text or "" for block in blocks)
     if source.type == "file" and source.file_id is not None:
         return find_file(source.file_id)
     if source.type == "base64":
         return _decoded(source)
-    raise _unread(f"a document's source of type {source.type[:80]!r} is not read here; send its text")
+    raise _unread(f"document sources of type {source.type[:80]!r} are not supported; send the text")
 
 
 def _decoded(source: DocumentSource) -> str:
@@ -315,17 +315,14 @@ def _decoded(source: DocumentSource) -> str:
         if source.media_type == "text/plain":
             return data.decode("utf-8-sig")
     except (binascii.Error, UnicodeDecodeError) as error:
-        raise _unread(f"a document is not what its source says ({error})") from error
+        raise _unread(f"a document does not match its source ({error})") from error
     if source.media_type != "application/pdf":
         kind = str(source.media_type)[:80]
-        raise _unread(f"a document of {kind} is not read; text/plain and application/pdf are")
-    with tempfile.NamedTemporaryFile(suffix=".pdf") as file:
-        file.write(data)
-        file.flush()
-        read = _files.read(Path(file.name))
+        raise _unread(f"documents of type {kind} are not supported; use text/plain or application/pdf")
+    read = _files.read_bytes(data, ".pdf")
     if read.problem or read.reader != "PDF":
-        raise _unread(f"a PDF {read.problem or 'is none'}")
-    return "\n\n".join(section.text for section in read.sections)
+        raise _unread(f"a PDF {read.problem or 'is of another kind'}")
+    return read.text
 
 
 def documents_of(documents: Sequence[DocumentText]) -> tuple[TemplateDocument, ...]:

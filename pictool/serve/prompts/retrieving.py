@@ -51,10 +51,10 @@ class StoredTexts:
         self._store, self._index, self._num_positions = store, index, num_positions
         self._encoder, self._using = type(model.encoder)(deepcopy(model.tokenizer)), threading.Lock()
         self._separator = model.separator
-        self._known: OrderedDict[tuple[str, int], tuple[int, dict[str, int], TextIndex]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[int, dict[str, int], TextIndex]] = OrderedDict()
 
     def find(
-        self, query: DocumentQuery, salt: str, sinks: int, texts: Iterable[str], max_new_tokens: int
+        self, query: DocumentQuery, salt: str, texts: Iterable[str], max_new_tokens: int
     ) -> tuple[RetrievedDocument, ...]:
         """The documents of a salt for a query, the best first, as far as they fit beside a chat's texts and its answer.
 
@@ -62,7 +62,7 @@ class StoredTexts:
             ApiError: 404, no such folder. InputError: no document has a word of the query.
         """
         with self._using:
-            lengths, ranking = self._documents(salt, sinks)
+            lengths, ranking = self._documents(salt)
             sizes = [len(self._encoder.encode(text)) + _PER_TEXT for text in texts]
             apart = len(self._encoder.encode(self._separator))
         room, keys = self._num_positions - max_new_tokens - _MARGIN - sum(sizes), list(lengths)
@@ -76,23 +76,23 @@ class StoredTexts:
                 room -= lengths[keys[at]] + apart
                 found.append((keys[at], score))
         if not found:
-            raise InputError("documents: no stored document that fits has a word of the query; use other words")
+            raise InputError("documents: no stored document that fits contains a word of the query; use other words")
         names = {} if salt else read_sources(self._store.root)
         return tuple(
             RetrievedDocument(key, lengths[key], score, names[key].source if key in names else "")
             for key, score in found
         )
 
-    def _documents(self, salt: str, sinks: int) -> tuple[dict[str, int], TextIndex]:
+    def _documents(self, salt: str) -> tuple[dict[str, int], TextIndex]:
         """The number of tokens of each document of a salt, by key, and their ranking in this order."""
         version = self._index.version
-        known = self._known.pop((salt, sinks), None)
+        known = self._known.pop(salt, None)
         if known is None or known[0] != version:
-            found = {key: tokens.tolist() for key, tokens in self._index.documents_of(sinks, salt).items()}
+            found = {key: tokens.tolist() for key, tokens in self._index.documents_of(salt).items()}
             documents = {key: ids for key, ids in found.items() if self._encoder.find_control(ids) is None}
             texts = [str(self._encoder.tokenizer.decode(ids)) for ids in documents.values()]
             known = version, {key: len(tokens) for key, tokens in documents.items()}, TextIndex(texts)
-        self._known[salt, sinks] = known
+        self._known[salt] = known
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
         return known[1:]

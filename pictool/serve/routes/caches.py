@@ -47,7 +47,7 @@ def show(call: Call, name: str) -> dict[str, Any]:
 @router.patch("/v1/caches/{name}")
 def change(call: Call, name: str, body: CacheChange) -> dict[str, Any]:
     if body.ttl is None and body.expires_at is None:
-        raise ApiError(400, "ttl: or expires_at must be given", param="ttl")
+        raise ApiError(400, "ttl: this or expires_at is required", param="ttl")
     return report(call.service, extend_lease(call, name, body.ttl, body.expires_at))
 
 
@@ -87,13 +87,13 @@ def expiry(service: Service, ttl: Ttl | None, expires_at: float | None) -> float
     """
     now, limit = service.clock(), service.settings.max_ttl_s
     if ttl is not None and expires_at is not None:
-        raise ApiError(400, "ttl: and expires_at are two ways to say the same; give one", param="ttl")
+        raise ApiError(400, "ttl: cannot be combined with expires_at", param="ttl")
     if ttl is None:
         expires = now + service.settings.default_ttl_s if expires_at is None else expires_at
     else:
         expires = now + float(ttl.removesuffix("s") if isinstance(ttl, str) else ttl)
     if not now < expires <= now + limit + 1:
-        raise ApiError(400, f"ttl: a cache ends after now, and within {limit:g} s", param="ttl")
+        raise ApiError(400, f"ttl: must end in the future, within {limit:g} s", param="ttl")
     return expires
 
 
@@ -101,7 +101,7 @@ def _turns(call: ApiCall, body: CacheRequest) -> Sequence[Turn]:
     """The texts to compile, by role."""
     given = [name for name in _FORMS if getattr(body, name) is not None]
     if len(given) != 1:
-        raise ApiError(400, f"text: give one of {', '.join(_FORMS)}, not {len(given)}", param="text")
+        raise ApiError(400, f"text: exactly one of {', '.join(_FORMS)} is required, not {len(given)}", param="text")
     if body.messages is not None:
         return turns_of(body.messages, call.find_cache, call.find_file)
     text = body.text if body.text is not None else call.find_file(str(body.file_id))
@@ -121,21 +121,21 @@ async def compile_turns(
     for _ in range(_ATTEMPTS):
         objects = [part for turn in turns for part in await _compile_turn(call, turn, chunk_tokens)]
         if not objects:
-            raise ApiError(400, "text: is empty; there is nothing to compile", param="text")
+            raise ApiError(400, "text: is empty; nothing to compile", param="text")
         lease = await asyncio.to_thread(
             service.leases.add, tenant.id, service.backend.model, objects, expires, name=name, renews=renews
         )  # fmt: skip
         if all(service.backend.has(entry.key) for entry in objects):
             return lease
         await asyncio.to_thread(service.leases.remove, lease.id, tenant.id)  # one was evicted before it was leased
-    raise no_share("the texts are larger than what may be kept here")  # each made the others go
+    raise no_share("the texts are too large to be stored here")  # each made the others go
 
 
 async def _compile_turn(call: ApiCall, turn: Turn, chunk_tokens: int | None) -> list[LeasedObject]:
     objects: list[LeasedObject] = []
     for piece in turn.pieces:
         if isinstance(piece, ObjectReference):
-            raise ApiError(400, "messages: a cache cannot be made of caches; use their ids", param="messages")
+            raise ApiError(400, "messages: a cache cannot be made from caches; use their ids", param="messages")
         if isinstance(piece, PlainText | MarkedText) and piece.text:
             done = await call.service.backend.compile(piece.text, call.tenant, chunk_tokens)
             objects += [LeasedObject(part.key, part.num_tokens, turn.role, part.continues) for part in done]

@@ -132,7 +132,7 @@ async def stream(
 async def count(call: Call, model: str, body: CountTokensRequest) -> dict[str, Any]:
     request = body.generate_content_request or body
     if not request.contents:
-        raise ApiError(400, "contents: is missing; there is nothing to count", param="contents")
+        raise ApiError(400, "contents: is missing; nothing to count", param="contents")
     work = await asyncio.to_thread(_work, call, model, request, None)
     return {"totalTokens": await count_tokens(call, work)}
 
@@ -140,7 +140,7 @@ async def count(call: Call, model: str, body: CountTokensRequest) -> dict[str, A
 @router.post("/models/{model}:{method}", include_in_schema=False)
 async def other(method: str) -> None:
     known = ", ".join(_METHODS)
-    raise ApiError(404, f"{method[:80]}: a model has no such method here; there are {known}")
+    raise ApiError(404, f"{method[:80]}: no such method of a model; available are {known}")
 
 
 @router.post("/cachedContents")
@@ -172,7 +172,7 @@ def show(call: Call, name: str) -> dict[str, Any]:
 @router.patch("/cachedContents/{name}")
 def change(call: Call, name: str, body: CachedChange) -> dict[str, Any]:
     if body.ttl is None and body.expire_time is None:
-        raise ApiError(400, "ttl: or expireTime must be given; nothing else of a cache changes", param="ttl")
+        raise ApiError(400, "ttl: this or expireTime is required; nothing else of a cache can change", param="ttl")
     return _cached(extend_lease(call, name, body.ttl, _seconds(body.expire_time)))
 
 
@@ -192,7 +192,7 @@ def _work(call: ApiCall, model: str, body: GenerateRequest, policy: str | None) 
         system = [*_stored(lease, "system"), *system]
         first = next((i for i, turn in enumerate(turns) if turn.role == "user"), None)
         if first is None:
-            raise ApiError(400, "contents: none is a user's", param="contents")
+            raise ApiError(400, "contents: at least one must come from the user", param="contents")
         turns[first] = Turn("user", (*_stored(lease, "user", "assistant"), *turns[first].pieces))
     chat = ChatPrompt((*([Turn("system", tuple(system))] if system else []), *turns))
     options = GenerationRequest(
@@ -213,7 +213,7 @@ def _turn(content: Content, role: str | None = None) -> Turn:
     pieces = []
     for part in content.parts:
         if part.text is None:
-            raise ApiError(400, "parts: only texts are known here", param="contents")
+            raise ApiError(400, "parts: only text is supported", param="contents")
         pieces.append(PlainText(part.text))
     name = role or content.role or "user"
     return Turn("assistant" if name == "model" else name, tuple(pieces))

@@ -54,8 +54,8 @@ def _spec_of(body: LinkRequest) -> Spec:
         return Spec(
             body.query, [_document(document) for document in body.documents], _policy(body.policy), body.head,
             body.query_template, body.max_new_tokens,
-            Sampling(body.temperature, body.top_p, body.seed, tuple(body.stop)), body.sinks, body.chunk_tokens,
-            body.codec, separator=body.separator,
+            Sampling(body.temperature, body.top_p, body.seed, tuple(body.stop)), body.chunk_tokens,
+            body.codec, separator=body.separator, after=body.after,
         )  # fmt: skip
     except InputError as error:
         raise ApiError(400, str(error)) from error
@@ -63,7 +63,7 @@ def _spec_of(body: LinkRequest) -> Spec:
 
 def _document(document: LinkDocument) -> Document:
     if (document.text is None) == (document.key is None):
-        raise ApiError(400, "documents: each has a text or a key", param="documents")
+        raise ApiError(400, "documents: each needs a text or a key", param="documents")
     return document.key if document.text is None else TextDocument(document.text, document.source)  # type: ignore[return-value]
 
 

@@ -159,7 +159,9 @@ async def count(call: Call, body: CountRequest) -> dict[str, int]:
 def _chat_of(body: CountRequest) -> ChatRequest:
     """The request of a chat that asks for the same. Raises ApiError."""
     if body.messages[-1].role == "assistant":
-        raise ApiError(400, "messages: the last one is the assistant's; no answer is prefilled", param="messages")
+        raise ApiError(
+            400, "messages: the last message is the assistant's; prefilled answers are not supported", param="messages"
+        )
     if body.cache_control is not None:
         _mark(body.messages[-1], body.cache_control)
     system = [] if body.system is None else [InputMessage(role="system", content=body.system)]
@@ -194,7 +196,7 @@ def _parts(blocks: Iterable[Any]) -> list[Any]:
     parts = list[Any]()
     for block in blocks:
         if isinstance(block, DocumentPart) and block.citations is not None and block.citations.get("enabled"):
-            raise ApiError(400, "citations: are not supported here; leave them out", param="citations")
+            raise ApiError(400, "citations: are not supported; omit them", param="citations")
         parts.append(OtherPart(type=block.type) if isinstance(block, ToolUse | ToolResult | Thinking) else block)
     return parts
 

@@ -86,11 +86,13 @@ async def _completion_works(call: ApiCall, body: CompletionRequest, policy: str 
     """What a completion asks for, a request for each prompt. Raises ApiError."""
     call.service.require_model(body.model)
     if body.best_of not in (None, body.n or 1):
-        raise ApiError(400, "best_of: is not supported; ask for n answers", param="best_of")
+        raise ApiError(400, "best_of: is not supported; use n", param="best_of")
     before = await asyncio.to_thread(cached_pieces, call.find_cache, body.cache_ids or ())
     prompts = prompts_of(body)
     if len(prompts) > MAX_PROMPTS:
-        raise ApiError(400, f"prompt: has {len(prompts)} prompts; {MAX_PROMPTS} at most", param="prompt")
+        raise ApiError(
+            400, f"prompt: has {len(prompts)} prompts, but at most {MAX_PROMPTS} are allowed", param="prompt"
+        )
     return [
         AnswerRequest(
             call.tenant, RawPrompt((*before, *prompt)), sampling_of(body), body.max_tokens or 16, body.n or 1,

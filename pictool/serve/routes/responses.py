@@ -139,7 +139,7 @@ Kept = Annotated[KeptResponse, Depends(_kept)]
 @router.get("/v1/responses/{name}")
 def show(kept: Kept, stream: bool = False) -> dict[str, Any]:
     if stream:
-        raise ApiError(400, "stream: a response that is over is not streamed; leave it out", param="stream")
+        raise ApiError(400, "stream: a finished response cannot be streamed; omit it", param="stream")
     return kept.body
 
 
@@ -167,7 +167,7 @@ def _previous(call: ApiCall, body: PromptRequest) -> KeptResponse | None:
     found = call.service.responses.find(call.tenant.id, body.previous_response_id)
     if found is None:
         raise ApiError(
-            400, f"previous_response_id: there is no response {body.previous_response_id[:80]!r} here; send its items",
+            400, f"previous_response_id: no response {body.previous_response_id[:80]!r}; send its items",
             param="previous_response_id", code="previous_response_not_found",
         )  # fmt: skip
     return found
@@ -180,7 +180,7 @@ def _resolved(call: ApiCall, items: list[InputItem]) -> list[InputItem]:
         if item.type == _REFERENCE:
             if (kept := call.service.responses.item(call.tenant.id, item.id or "")) is None:
                 raise ApiError(
-                    400, f"input: {_REFERENCE} {str(item.id)[:80]!r} is not kept here; send the item", param="input"
+                    400, f"input: {_REFERENCE} {str(item.id)[:80]!r} is not stored; send the item", param="input"
                 )
             item = InputItem.model_validate(kept)
         resolved.append(item)
@@ -190,12 +190,12 @@ def _resolved(call: ApiCall, items: list[InputItem]) -> list[InputItem]:
 def _chat_of(call: ApiCall, body: PromptRequest, previous: KeptResponse | None) -> ChatRequest:
     """The request of a chat that asks for the same; its items are resolved. Raises ApiError."""
     if body.truncation not in (None, "disabled"):
-        raise ApiError(400, "truncation: nothing is dropped here; leave it out", param="truncation")
+        raise ApiError(400, "truncation: is not supported, nothing is dropped; omit it", param="truncation")
     if not isinstance(body.input, list):
         text = [] if body.input is None else [InputPart(type="input_text", text=body.input)]
         body.input = [InputItem(role="user", content=text)] if text else []
     if not body.input:
-        raise ApiError(400, "input: is missing; send a text, or the items that come next", param="input")
+        raise ApiError(400, "input: is missing; send a string, or the next items", param="input")
     body.input = _resolved(call, body.input)
     messages = [ChatMessage(role="system", content=body.instructions)] if body.instructions else []
     before = [] if previous is None else [*map(InputItem.model_validate, previous.history)]
@@ -236,7 +236,7 @@ def _messages(items: Sequence[InputItem]) -> list[ChatMessage]:
             parts = _parts(_required(item, "output"))
             messages.append(ChatMessage(role="tool", content=parts, tool_call_id=_required(item, "call_id")))  # type: ignore[call-arg]
         elif item.type != "message":
-            raise ApiError(400, f"input: an item of type {item.type[:80]!r} is not known here", param="input")
+            raise ApiError(400, f"input: items of type {item.type[:80]!r} are not supported", param="input")
         elif _required(item, "role") == "assistant":
             if "content" in turn or "tool_calls" in turn:
                 end_turn()

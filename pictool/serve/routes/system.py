@@ -36,5 +36,5 @@ async def version(request: Request) -> dict[str, Any]:
 @router.get("/metrics", response_class=PlainTextResponse)
 def metrics(call: Call) -> PlainTextResponse:
     if call.service.keys.are_required and call.tenant.name != OPERATOR:
-        raise ApiError(403, f"metrics are of all tenants; they need a key of the tenant {OPERATOR}")
+        raise ApiError(403, f"metrics cover all tenants; use a key of the tenant {OPERATOR}")
     return PlainTextResponse(call.service.metrics.text(), headers={"Content-Type": CONTENT_TYPE})

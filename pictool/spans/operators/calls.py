@@ -55,7 +55,7 @@ class Call:
             raise reader.fail((*path, "temperature"), problem)
         top_p = value.get("top_p")
         if top_p is not None and not (type(top_p) in (int, float) and 0 < top_p <= 1):
-            raise reader.fail((*path, "top_p"), f"must be a number above 0, and 1 at most, not {shown_value(top_p)}")
+            raise reader.fail((*path, "top_p"), f"must be a number above 0 and at most 1, not {shown_value(top_p)}")
         stop = _read_stop(reader, value.get("stop"), (*path, "stop"))
         return cls(reader.text(value["model"], (*path, "model")), tokens, temperature, top_p, stop)
 
@@ -88,10 +88,10 @@ def _read_stop(reader: QueryReader, value: Any, path: Path) -> tuple[str, ...]:
         return ()
     listed = value if isinstance(value, list) else [value]
     if len(listed) > MAX_STOPS:
-        raise reader.fail(path, f"has {len(listed)} texts; {MAX_STOPS} at most")
+        raise reader.fail(path, f"has {len(listed)} texts, but at most {MAX_STOPS} are allowed")
     stops = reader.texts(listed, path)
     if not all(stops):
-        raise reader.fail(path, "has an empty text, at which every output would end; leave it out")
+        raise reader.fail(path, "contains an empty text, which would end every output; remove it")
     if sum(len(text.encode()) for text in stops) > MAX_STOP_BYTES:
         raise reader.fail(path, f"has more than {MAX_STOP_BYTES} bytes of text; shorten it")
     return stops
@@ -173,7 +173,8 @@ class Generate(ModelCall, Over):
         tree = judge(candidates)
         if sum(1 for _ in islice(nodes(tree), MAX_NODES + 1)) > MAX_NODES:
             raise InputError(
-                f"as a tree of judges of {arity} the query has more than {MAX_NODES} nodes; judge more at once"
+                f"reduced by judges of {arity}, the query has more than {MAX_NODES} nodes; judge more candidates at "
+                "once"
             )
         return tree
 
@@ -221,7 +222,7 @@ class Repeat(Over):
             return cls(Generate.read(reader, value["g"], (*path, "g"), depth + 1), n)
         over = reader.query(value["query"], (*path, "query"), depth)
         if type(over) is not Generate:
-            raise reader.fail((*path, "query"), "must be a g, what is repeated")
+            raise reader.fail((*path, "query"), "must be a g, the call to repeat")
         return cls(over, n)
 
     def to_data(self) -> dict[str, Any]:
@@ -270,7 +271,7 @@ class Map(ModelCall):
         value = reader.fields(value, path, ("metadata", "inputs"))
         metadata = reader.fields(value["metadata"], (*path, "metadata"), ("model",), CALL_FIELDS)
         if not isinstance(value["inputs"], list):
-            raise reader.fail((*path, "inputs"), f"must be a list of texts, not {shown_value(value['inputs'])}")
+            raise reader.fail((*path, "inputs"), f"must be a list of strings, not {shown_value(value['inputs'])}")
         reader.count(path, len(value["inputs"]))
         texts = reader.texts(value["inputs"], (*path, "inputs"))
         return cls(Call.read(reader, metadata, (*path, "metadata")), texts)

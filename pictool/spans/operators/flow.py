@@ -50,7 +50,8 @@ class Monad(Over):
         for model, found in spans.items() if policy.needs.objects else ():
             engine = run.engine_of(model)
             chunks = [make_chunk(engine.model, span_text(span), span.source) for span in found]
-            engine.compile(chunks, Spec(policy=policy, codec=run.options.codec).objects_for(engine.model))
+            spec = Spec(policy=policy, codec=run.options.codec, after=run.options.after)
+            engine.compile(chunks, spec.objects_for(engine.model))
         return NOTHING
 
 

@@ -116,7 +116,7 @@ class Augment(_Retrieval):
         if not isinstance(doc, list) or len(doc) != 2:
             raise reader.fail(at, 'must be a pair: a name and {"Text": "…"}')
         if not isinstance(doc[1], dict) or list(doc[1]) != ["Text"]:
-            raise reader.fail((*at, 1), 'must be {"Text": "…"}; a binary document has to be converted first')
+            raise reader.fail((*at, 1), 'must be {"Text": "…"}; convert binary documents first')
         body = reader.query(value["body"], (*path, "body"), depth)
         model = reader.text(value["embedding_model"], (*path, "embedding_model"))
         return cls(body, model, reader.text(doc[0], (*at, 0)), reader.text(doc[1]["Text"], (*at, 1, "Text")))
@@ -158,7 +158,7 @@ class Retrieve(_Retrieval):
         value = reader.fields(value, path, ("from", "query"), ("k", "chunk_tokens"))
         sources = value["from"] if isinstance(value["from"], list) else [value["from"]]
         if not sources:
-            raise reader.fail((*path, "from"), "is empty; name files or a folder")
+            raise reader.fail((*path, "from"), "is empty; specify files or a folder")
         names = reader.texts(sources, (*path, "from"))
         k, chunk_tokens = (
             None if value.get(key) is None else reader.whole(value[key], (*path, key), 1)
@@ -211,7 +211,9 @@ class Retrieval:
             fragment for path in source_files(node.sources, self._base) for fragment in self._fragments(path, node)
         ]
         if not fragments:
-            raise InputError(f"{', '.join(node.sources)}: none of the files is text; name files or folders of text")
+            raise InputError(
+                f"{', '.join(node.sources)}: none of the files is text; specify text files, or folders of them"
+            )
         if node.k is None or node.k >= len(fragments):
             return fragments
         return list(self._retriever(query, fragments, node.k))
@@ -254,7 +256,7 @@ def source_files(sources: Sequence[str], base: Path) -> list[Path]:
             raise InputError(f"{path}: the folder has no files to retrieve from")
         files.extend(sorted(found))
     if len(files) > MAX_FILES:
-        raise InputError(f"{', '.join(sources)}: more than {MAX_FILES} files to retrieve from; name fewer")
+        raise InputError(f"{', '.join(sources)}: more than {MAX_FILES} files to retrieve from; specify fewer")
     return files
 
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
+import numpy as np
+
 from pictool.store.codecs.base import LayerShape
 from pictool.store.codecs.fp8 import Fp8
 from pictool.store.codecs.quantized import PieceLayout
@@ -24,3 +26,15 @@ class Float8E4M3Head(Float8E4M3):
 
     name: ClassVar[str] = "float8_e4m3_head"
     axes: ClassVar[tuple[int, ...]] = (1, 2, 3)
+
+    def unpack(self, data: memoryview, shape: LayerShape, out: memoryview) -> None:
+        """Write the codes of all parts, then the scales of their heads as float32 (`unpacked_bytes`): what a device
+        widens itself. Raises CodingError as `decode` does."""
+        pieces = [piece for _, piece in self.pieces(data, shape)]
+        arrays = [*(piece.codes for piece in pieces), *(piece.scale[:, 0] for piece in pieces)]
+        np.concatenate(
+            [np.ascontiguousarray(array).ravel().view(np.uint8) for array in arrays], out=np.frombuffer(out, np.uint8)
+        )
+
+    def unpacked_bytes(self, shape: LayerShape) -> int:
+        return shape.count + 4 * sum(part.heads for part in shape.parts)

@@ -24,7 +24,7 @@ def to_floats(data: Buffer, shape: LayerShape, part: int) -> Floats:
     """float32 [heads, tokens, width] of a part. Raises CodingError for numbers that are not finite."""
     numbers = np.frombuffer(data, dtype=array_dtype(shape.dtype)).astype(np.float32)
     if not np.isfinite(numbers).all():
-        raise CodingError("the KV has numbers that are not finite, which only a lossless codec keeps")
+        raise CodingError("the KV contains numbers that are not finite, which only a lossless codec can store")
     return numbers.reshape(shape.part_dims[part])
 
 

@@ -48,17 +48,17 @@ def _frame(data: memoryview, offset: int) -> memoryview:
         raise CodingError("it ends before its last part")
     (length,) = struct.unpack_from("<I", data, offset)
     if len(data) < offset + 4 + length:
-        raise CodingError("it ends within a part")
+        raise CodingError("it ends in the middle of a part")
     return data[offset + 4 : offset + 4 + length]
 
 
 def _content(decompressor: zstandard.ZstdDecompressor, frame: memoryview, size: int) -> Bytes:
     try:
         if zstandard.frame_content_size(frame) != size:
-            raise CodingError("a part has another size than the header says")
+            raise CodingError("a part's size differs from that in the header")
         content = decompressor.decompress(frame, max_output_size=size, allow_extra_data=False)
     except (zstandard.ZstdError, MemoryError) as error:
         raise CodingError("a part cannot be decompressed") from error
     if len(content) != size:
-        raise CodingError("a part has another size than its frame says")
+        raise CodingError("a part's size differs from that in its frame")
     return np.frombuffer(content, dtype=np.uint8)

@@ -79,7 +79,7 @@ def export_archive(
         fields["signatures"] = signatures
     manifest = json.dumps(fields | {"version": ARCHIVE_VERSION}).encode()
     if len(manifest) > _MAX_MANIFEST_BYTES:
-        raise InputError(f"{path}: {len(keys):,d} objects are too many for one archive; export them in parts")
+        raise InputError(f"{path}: {len(keys):,d} objects are too many for one archive; push them in parts")
     compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True)
     with (
         atomic_write(path) as file,
@@ -138,7 +138,10 @@ def _scan(path: Path, file: BinaryIO, store: Store) -> tuple[str, ...]:
             total += size
             if total > room or size > free:
                 room = min(room, free)
-                raise InputError(f"{path}: takes {total:,d} bytes or more, but {room:,d} have room here; allow more")
+                raise InputError(
+                    f"{path}: needs at least {total:,d} bytes, but {room:,d} are available; free space or raise "
+                    "max_size"
+                )
         if (stated := _stated_size(path, key, content)) != size:
             raise _archive_error(path, f"{key}.kvo has {size:,d} bytes, but its header says {stated:,d}")
     return tuple(keys)
@@ -163,9 +166,9 @@ class _RegularMember(tarfile.TarInfo):
         except tarfile.HeaderError as error:
             if len(buf) == tarfile.BLOCKSIZE and not any(buf):
                 raise  # the end
-            raise tarfile.ReadError("it ends early, or has what is no member") from error
+            raise tarfile.ReadError("it ends early, or contains something that is not a member") from error
         if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or info.size < 0:
-            raise tarfile.ReadError(f"{info.name!r} is no regular member")
+            raise tarfile.ReadError(f"{info.name!r} is not a regular member")
         return info
 
 
@@ -188,7 +191,7 @@ def _members(path: Path, file: BinaryIO) -> Iterator[tuple[str, int, IO[bytes], 
             or len(rest := tar.fileobj.read(tarfile.RECORDSIZE + 1)) > tarfile.RECORDSIZE
             or any(rest)
         ):
-            raise _archive_error(path, "it holds more than it says")
+            raise _archive_error(path, "it contains more than its manifest lists")
 
 
 def _next_member(path: Path, tar: tarfile.TarFile, name: str) -> tuple[int, IO[bytes]]:
@@ -196,7 +199,7 @@ def _next_member(path: Path, tar: tarfile.TarFile, name: str) -> tuple[int, IO[b
     info = tar.next()
     content = None if info is None or info.name != name else tar.extractfile(info)
     if info is None or content is None:
-        raise _archive_error(path, f"{name} is not where it should be")
+        raise _archive_error(path, f"{name} is not in its place")
     return info.size, content
 
 
@@ -272,7 +275,7 @@ def _has_intact(store: Store, key: str) -> bool:
 
 
 def _archive_error(path: Path, why: str) -> InputError:
-    return InputError(f"{path}: the archive is damaged ({why}); export it again, or fetch it again")
+    return InputError(f"{path}: the archive is damaged ({why}); create it again, or fetch it again")
 
 
 # Object lists
@@ -313,7 +316,9 @@ def read_object_list(path: Path) -> list[ListMember]:
             raise ObjectError(f"{path}: names {name!r}, which is not a file beside the list; {_COMPILE_AGAIN}")
         member = path.parent / name
         if (member_key := _member_key(member)) != key:
-            raise ObjectError(f"{member}: holds the object {member_key[:12]}, but {path} {key[:12]}; {_COMPILE_AGAIN}")
+            raise ObjectError(
+                f"{member}: contains the object {member_key[:12]}, but {path} lists {key[:12]}; {_COMPILE_AGAIN}"
+            )
     return [ListMember(path.parent / name, index > 0 and not kind) for index, (name, _, *kind) in enumerate(members)]
 
 

@@ -5,7 +5,7 @@
                 {"__metadata__": metadata, tensor-name: {"data_offsets": [a, b], "dtype": …, "shape": […]}, …}
     data     := tokens key0 value0 key1 value1 … [states] [fixups] text (no gaps; kv0 kv1 … if coded; or other parts)
 
-    tokens           I32         [n]                        token ids of the chunk, without sinks
+    tokens           I32         [n]                        token ids of the chunk alone
     layers.LLL.key   F32|BF16|F16 [kv_heads, n, head_dim]   keys before rotation (no position in them)
     layers.LLL.value F32|BF16|F16 [kv_heads, n, head_dim]
     layers.LLL.NAME  F32|BF16|F16 [heads, n, width]         instead of the two, each of `parts`, if there are
@@ -14,7 +14,7 @@
     states.LLL.operator  F32|BF16 [heads, …, …]             linear layer (`StateShape`); the last two only if it has a
     states.LLL.state F32|BF16    [heads, rows, width]       recurrent state; BF16 if the codec says so. A block of a
                                                             chain has them at its end, and no operator
-    fixups           F16         [n]                        optional: how much a token's KV depends on what precedes it
+    fixups           F16         [n]                        only in some objects of version 0.3: a table; not used
     text             U8          [bytes]                    the source text, UTF-8
 
     metadata (strings only):
@@ -30,8 +30,10 @@
     tokens      the number of tokens
     sinks       the number of dummy tokens before the chunk when it was compiled
     dummy       the id of the token that was repeated so often; only with sinks (not in objects of version 0.1.0)
+    after       only of a chunk that was computed after other tokens: [[id, …], …], spaced JSON. Their KV is dropped;
+                after several the mean is kept
     codec       how KV is coded
-    fixups      how the table was made ("self-8x60-3"); only if there is one
+    fixups      how the table was made ("self-8x60-3"); only if there is one, of version 0.3
     parent      only of a block of a prefix chain: the key of the block before it, "" for the first (`chains.py`)
     rotation    only of such a block, and only where rotation depends on the prompt's length: how it was rotated
     salted      only of an object with a salt: how the salt entered the key (`Identity`)
@@ -42,7 +44,7 @@
 Every checksum h is BLAKE3 (256 bit, hex). Spaced JSON has sorted keys, a space after each comma and colon, and escapes
 for what is not ASCII. The key is sha256 (hex) of this spaced JSON, with numbers as numbers, and the bytes of `tokens`:
 
-    {"architecture": …, "codec": …, "cut"?: …, "dtype": …, "dummy"?: …,
+    {"after"?: …, "architecture": …, "codec": …, "cut"?: …, "dtype": …, "dummy"?: …,
      "frequencies"?: "float32" unless that is the dtype,
      "geometry": {"head_dim": …, "kv_heads": …, "layers": …} or {"layers": …, "parts": […]}, each with "states"?: …,
      "model": …, "sinks": …, "tokenizer": …}
@@ -61,6 +63,7 @@ import math
 import os
 import struct
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -71,9 +74,9 @@ from typing import Any, BinaryIO
 
 from blake3 import blake3
 
-from pictool.core import FixupTable, TokenIds
+from pictool.core import TokenIds
 from pictool.errors import ForeignObjectError, InputError, ObjectError, UnreadableObjectError
-from pictool.reading import NotRegularError, open_regular
+from pictool.reading import FileState, NotRegularError, open_regular
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import Buffer as Buffer
 from pictool.store.codecs.base import CodingError, LayerShape
@@ -105,15 +108,13 @@ _EXPONENTS = {"float32": ("<u4", 0x7F800000), "bfloat16": ("<u2", 0x7F80), "floa
 class CompiledChunk:
     """A chunk's KV in memory, ready to be written. `layers` holds the bytes of the parts, in the target's dtype.
 
-    `fixups` are the bytes of the table, float16 [n], if `meta` says that there is one; `states` those of each linear
-    layer's tensors, if it has states.
+    `states` are the bytes of each linear layer's tensors, if it has states.
     """
 
     meta: ObjectMeta
     text: str
     tokens: TokenIds
     layers: Sequence[tuple[Buffer, ...]]
-    fixups: Buffer | None = None
     states: Sequence[tuple[Buffer, ...]] = ()
 
 
@@ -153,15 +154,15 @@ def encode_object(chunk: CompiledChunk) -> EncodedObject:
 
     text, tokens = chunk.text.encode(), np.asarray(chunk.tokens, dtype="<i4").tobytes()
     if len(text) > MAX_TEXT:
-        raise InputError(f"{chunk.text[:40]!r}: {len(text):,d} bytes of text; an object has at most {MAX_TEXT:,d}")
-    assert (chunk.fixups is None) == (chunk.meta.fixups is None)
-    layers, tables = _coded_layers(chunk), [] if chunk.fixups is None else [chunk.fixups]
+        raise InputError(
+            f"{chunk.text[:40]!r}: {len(text):,d} bytes of text, but an object may have at most {MAX_TEXT:,d}"
+        )
+    layers = _coded_layers(chunk)
     checksums = {"layers": [checksum(*parts) for parts in layers], "text": checksum(text), "tokens": checksum(tokens)}
-    checksums |= {"fixups": checksum(*tables)} if tables else {}
     checksums |= {"states": [checksum(*parts) for parts in chunk.states]} if chunk.states else {}
     coded = () if chunk.meta.codec == "none" else tuple(len(part) for (part,) in layers)
     header = Header(chunk.meta, checksums, len(text), coded)
-    data = [tokens, *(part for parts in (*layers, *chunk.states) for part in parts), *tables, text]
+    data = [tokens, *(part for parts in (*layers, *chunk.states) for part in parts), text]
     assert [len(part) for part in data] == [end - start for start, end in map(header.span, header.entries)]
     raw = header.encode()
     parts: tuple[Buffer, ...] = (struct.pack("<Q", len(raw)) + raw, *data)
@@ -179,6 +180,10 @@ def write_object(file: BinaryIO, chunk: CompiledChunk) -> EncodedObject:
 class ObjectFile:
     """An open object. The header is checked; every part is checked before it is returned. A context manager.
 
+    Attributes:
+        stays_open: it is used again (`store/opened.py`): closing it does nothing, and it is closed once nobody has it.
+            What was checked of it is not checked again.
+
     Raises:
         ObjectError: not an object, damaged or truncated.
         ForeignObjectError: another format version or an unknown codec.
@@ -186,7 +191,7 @@ class ObjectFile:
 
     def __init__(self, path: str | os.PathLike[str], name: str | None = None) -> None:
         self.path, self.name = Path(path), name or str(Path(path))  # messages call it by its name
-        self._fd = -1
+        self._fd, self.stays_open, self._checked = -1, False, set[str]()
         try:
             self._fd = open_regular(self.path)
         except NotRegularError as error:
@@ -194,13 +199,16 @@ class ObjectFile:
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise UnreadableObjectError(f"{self.name}: cannot be opened ({why})") from error
+        self._closing = weakref.finalize(self, os.close, self._fd)
         advise_in_order(self._fd)
         try:
-            self.num_bytes = os.fstat(self._fd).st_size
+            self._state = FileState.of(os.fstat(self._fd))
+            self._is_sure = self._state.is_settled  # whether a change of the file shows in its state
+            self.num_bytes = self._state.size
             self._header, self._data_start = self._read_header()
             self.meta = self._header.meta
         except BaseException:
-            os.close(self._fd)
+            self._closing()
             raise
 
     def __enter__(self) -> ObjectFile:
@@ -210,8 +218,8 @@ class ObjectFile:
         self.close()
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+        if not self.stays_open:
+            self._closing()
             self._fd = -1
 
     def fileno(self) -> int:
@@ -227,9 +235,24 @@ class ObjectFile:
         return bytes(self._read(start, end - start))
 
     def touch(self, used_ns: int | None = None) -> None:
-        """Mark the file as used now, or at `used_ns`. One that may not be written to keeps the time that it has."""
+        """Mark the file as used now, or at `used_ns`. One that may not be written to keeps the time that it has.
+
+        Whoever writes to it later gives it another time.
+        """
+        used_ns = used_ns or time.time_ns()
         with suppress(OSError):
-            os.utime(self._fd, ns=(used_ns or time.time_ns(),) * 2)
+            os.utime(self._fd, ns=(used_ns, used_ns))
+            device, inode, size, *_ = self._state
+            self._state, self._is_sure = FileState(device, inode, size, used_ns, 0), True
+
+    def is_unchanged(self) -> bool:
+        """Whether the file of this name is the open one, and was not written since it was opened or marked as used."""
+        try:
+            now = self.path.stat()
+        except OSError:
+            return False
+        is_same = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns) == self._state[:-1]
+        return self._is_sure and is_same and self._state.ctime_ns in (0, now.st_ctime_ns)
 
     def tokens(self) -> TokenIds:
         """int32 [n], none below 0; not to be written to."""
@@ -249,17 +272,6 @@ class ObjectFile:
             return bytes(self._part("text")).decode()
         except UnicodeDecodeError as error:
             raise self._fail(f"its text is not UTF-8; {_DAMAGED}") from error
-
-    def fixups(self) -> FixupTable | None:
-        """The table of fixups, float16 [n], finite and none below 0; None if the object has none."""
-        import numpy as np
-
-        if self.meta.fixups is None:
-            return None
-        table = np.frombuffer(self._part("fixups"), dtype="<f2")
-        if not (np.isfinite(table) & (table >= 0)).all():
-            raise self._fail(f"its table of fixups has numbers that are not finite, or below 0; {_DAMAGED}")
-        return table
 
     def layer(self, index: int, into: memoryview | None = None) -> tuple[memoryview, ...]:
         """The bytes of one layer's parts (`Geometry.parts`), in the target's dtype; one read.
@@ -311,7 +323,7 @@ class ObjectFile:
         names, expected = self._header.names(index), self._header.checksums["layers"][index]
         start, end = self._header.span(*names)
         data = self._read(self._data_start + start, end - start, into)
-        self._require_checksum(f"layer {index}", checksum(data), expected)
+        self._require_checksum(f"layer {index}", data, expected)
         return data
 
     def states(self, index: int) -> dict[str, memoryview]:
@@ -319,7 +331,7 @@ class ObjectFile:
         names = state_names(index, self.meta)
         start, end = self._header.span(*names)
         data = self._read(self._data_start + start, end - start)
-        self._require_checksum(f"state {index}", checksum(data), self._header.checksums["states"][index])
+        self._require_checksum(f"state {index}", data, self._header.checksums["states"][index])
         spans = {name.rpartition(".")[2]: self._header.span(name) for name in names}
         return {name: data[first - start : last - start] for name, (first, last) in spans.items()}
 
@@ -345,7 +357,7 @@ class ObjectFile:
 
     @property
     def checksums(self) -> dict[str, Any]:
-        """The checksums in the header: of the tokens, of the text, of the table, and a list for the layers."""
+        """The checksums in the header: of the tokens, of the text, and a list for the layers."""
         return dict(self._header.checksums)
 
     def require_key(self, key: str) -> None:
@@ -355,20 +367,29 @@ class ObjectFile:
             ObjectError: another object, or one that only says that it is this one.
         """
         if self.meta.key != key:
-            raise self._fail(f"holds the object {self.meta.key[:12]}, not what its name says; compile or push it again")
-        if self.meta.own_key(self.tokens()) != key:
             raise self._fail(
-                f"its key {key[:12]} is not that of its content (a forged object, with a salt of pic 0.1, or in half "
-                "precision of pic 0.2); compile its text again"
+                f"contains the object {self.meta.key[:12]}, not the one in its name; compile or push it again"
             )
+        if self._own_key != key:
+            raise self._fail(
+                f"its key {key[:12]} does not match its content (forged, or written by pic 0.1 with a salt or by pic "
+                "0.2 in half precision); compile its text again"
+            )
+
+    @cached_property
+    def _own_key(self) -> str:
+        return self.meta.own_key(self.tokens())
 
     def verify(self) -> None:
         """Read and check everything: its key, too, and that all numbers are finite.
 
         Of layers that are not coded, a piece at a time is in memory.
         """
+        self._checked.clear()
         self.require_key(self.meta.key)
-        self._part("tokens"), self.text(), self.fixups()
+        self._part("tokens"), self.text()
+        if self.meta.fixups is not None:
+            self._part("fixups")
         for index in range(self.meta.target.geometry.layers):
             if self.meta.codec == "none":
                 self._verify_plain(index)
@@ -390,7 +411,7 @@ class ObjectFile:
         for start in range(0, len(numbers), _PIECE):
             bits = np.frombuffer(numbers[start : start + _PIECE], dtype=kind)
             if (bits & exponent == exponent).any():
-                raise self._fail(f"layer {index} has numbers that are not finite; {_DAMAGED}")
+                raise self._fail(f"layer {index} contains numbers that are not finite; {_DAMAGED}")
 
     def _verify_plain(self, index: int) -> None:
         start, end = self._header.span(*self._header.names(index))
@@ -399,7 +420,8 @@ class ObjectFile:
             piece = self._read(self._data_start + offset, min(_PIECE, end - offset), buffer)
             digest.update(piece)
             self.require_finite(index, piece)
-        self._require_checksum(f"layer {index}", digest.hexdigest(), self._header.checksums["layers"][index])
+        if digest.hexdigest() != self._header.checksums["layers"][index]:
+            raise self._mismatch(f"layer {index}")
 
     def _fail(self, why: str) -> ObjectError:
         return ObjectError(f"{self.name}: {why}")
@@ -430,19 +452,26 @@ class ObjectFile:
         except HeaderError as error:
             raise self._fail(str(error)) from error
         if self.num_bytes != 8 + length + header.data_bytes:
-            raise self._fail(f"{self.num_bytes} bytes long, which is not what its header describes; {_DAMAGED}")
+            raise self._fail(f"{self.num_bytes} bytes long, which does not match its header; {_DAMAGED}")
         return header, 8 + length
 
     def _part(self, name: str) -> memoryview:
         """The bytes of a tensor that is not a layer's, whose checksum is the one in the header."""
         start, end = self._header.span(name)
         data = self._read(self._data_start + start, end - start)
-        self._require_checksum(name, checksum(data), self._header.checksums[name])
+        self._require_checksum(name, data, self._header.checksums[name])
         return data
 
-    def _require_checksum(self, part: str, actual: str, expected: str) -> None:
-        if actual != expected:
-            raise self._fail(f"{part} does not match its checksum; {_DAMAGED}")
+    def _require_checksum(self, part: str, data: memoryview, expected: str) -> None:
+        if part in self._checked:
+            return
+        if checksum(data) != expected:
+            raise self._mismatch(part)
+        if self.stays_open:
+            self._checked.add(part)
+
+    def _mismatch(self, part: str) -> ObjectError:
+        return self._fail(f"{part} does not match its checksum; {_DAMAGED}")
 
 
 def _coded_layers(chunk: CompiledChunk) -> list[tuple[Buffer, ...]]:
@@ -460,7 +489,7 @@ def _coded_layers(chunk: CompiledChunk) -> list[tuple[Buffer, ...]]:
                 (data,) for data in threads.map(lambda parts: codec.encode(parts[0], parts[1], shape), chunk.layers)
             ]
         if not all(is_codable(shape, len(data)) for (data,) in layers):
-            raise CodingError("a layer would take so few bytes that the object could not be told from a forged one")
+            raise CodingError("a layer would be too small to tell the object from a forged one")
     except CodingError as error:
         raise InputError(f"{chunk.text[:40]!r}: cannot be coded as {chunk.meta.codec} ({error})") from error
     return layers

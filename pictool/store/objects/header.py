@@ -20,7 +20,20 @@ from typing import Any, cast
 
 from blake3 import blake3
 
-from pictool.core import Geometry, Identity, KVPart, StateShape, Target, TokenIds
+from pictool.core import (
+    MAX_BEFORE,
+    UNNAMED,
+    CompileOptions,
+    Contexts,
+    Geometry,
+    Identity,
+    KVPart,
+    StateShape,
+    Target,
+    TokenIds,
+    contexts_fields,
+    parse_contexts,
+)
 from pictool.errors import ForeignObjectError
 from pictool.store.codecs import codecs
 from pictool.store.codecs.base import Buffer, LayerShape
@@ -37,7 +50,8 @@ _MAX_STATE = 1 << 26  # numbers of one of a linear layer's tensors
 _MAX_NAME = 256  # characters
 # KV takes a quarter of its bytes, or so, under the codec that keeps least. Layers that take far less are bombs.
 _MAX_RATIO, _SMALL_LAYER = 128, 4 << 20
-_OPTIONAL = ("cut", "dummy", "fixups", "parent", "rotation", "salted")  # fields that not every object has
+_OF_SOME = ("cut", "fixups", "parent", "rotation", "salted")  # fields that not every object has
+_OPTIONAL = ("after", "dummy", *_OF_SOME)
 _KEY = re.compile("[0-9a-f]{64}")
 _PART = re.compile("(?!kv$)[a-z][a-z0-9_]{0,31}")
 _DIGITS = re.compile("0|[1-9][0-9]{0,9}")
@@ -55,25 +69,33 @@ class ForeignHeaderError(HeaderError):
 
 @dataclass(frozen=True)
 class ObjectMeta:
-    """What an object's header says of it. `fixups` is how its table was made; None if it has none.
+    """What an object's header says of it.
 
-    `parent` is set for a block of a prefix chain: the key of the block before it, "" for the first. `dummy` is the
-    token that was repeated `sinks` times before the chunk; None without sinks, and in objects of version 0.1.0.
-    `rotation` (of a block), `salted` (of an object with a salt) and `cut` (of a hybrid's) are what else entered the
-    key.
+    `parent` is set for a block of a prefix chain: the key of the block before it, "" for the first. `after` are the
+    tokens that the chunk was computed after. `rotation` (of a block), `salted` (of an object with a salt) and `cut` (of
+    a hybrid's) are what else entered the key. `fixups` says that it has a table of version 0.3, which nothing reads.
     """
 
     key: str
     target: Target
     num_tokens: int
-    sinks: int
     codec: str
     fixups: str | None = None
     parent: str | None = None
-    dummy: int | None = None
     rotation: str | None = None
     salted: str | None = None
     cut: int | None = None
+    after: Contexts = ()
+
+    @property
+    def options(self) -> CompileOptions:
+        """How it was compiled."""
+        return CompileOptions(self.codec, cut=self.cut, after=self.after)
+
+    @property
+    def num_before(self) -> int:
+        """Tokens that came before the chunk when it was compiled, of the longest context."""
+        return max(map(len, self.after), default=0)
 
     @property
     def has_states(self) -> bool:
@@ -101,7 +123,7 @@ class ObjectMeta:
 
     def key_of(self, tokens: Sequence[int] | TokenIds, salt: str = "") -> str:
         """The key of an object of these tokens, compiled as this one was, under a salt. Not of a block of a chain."""
-        return self.target.key(tokens, self.sinks, self.codec, salt, self.dummy, self.cut)
+        return self.target.key(tokens, self.codec, salt, self.cut, self.after)
 
     def own_key(self, tokens: TokenIds) -> str:
         """The key that an object with this header and these tokens has. Another `key` in it is a forgery."""
@@ -125,17 +147,14 @@ class ObjectMeta:
                     "compile the text again with this model"
                 )
 
-    def require_dummy(self, bos: int | None, name: str) -> None:
-        """Refuse an object that was compiled after other dummy tokens than this model's BOS.
+    def require_known_context(self, name: str) -> None:
+        """Refuse an object that does not name the tokens that it was compiled after.
 
         Raises:
             ForeignObjectError: `name` says which object in the message.
         """
-        if self.sinks and self.dummy != bos:
-            theirs = "dummy tokens that it does not name" if self.dummy is None else f"the dummy token {self.dummy}"
-            raise ForeignObjectError(
-                f"{name}: compiled after {theirs}, but this model's BOS token is {bos}; compile the text again"
-            )
+        if any(UNNAMED in context for context in self.after):
+            raise ForeignObjectError(f"{name}: compiled after tokens that it does not record; compile the text again")
 
 
 @dataclass(frozen=True)
@@ -244,31 +263,44 @@ def metadata_of(meta: ObjectMeta, checksums: Mapping[str, Any]) -> dict[str, str
     values = {
         "format": FORMAT, "version": VERSION, "key": meta.key, "architecture": target.architecture,
         "model": target.model, "tokenizer": target.tokenizer, "dtype": target.dtype, "tokens": meta.num_tokens,
-        "sinks": meta.sinks, "codec": meta.codec, "checksums": json.dumps(checksums, sort_keys=True),
+        "codec": meta.codec, "checksums": json.dumps(checksums, sort_keys=True), **contexts_fields(meta.after),
     }  # fmt: skip
     values |= {
         name: json.dumps(value, sort_keys=True) if name in ("parts", "states") else value
         for name, value in geometry.fields.items()
     }
-    values |= {name: value for name in _OPTIONAL if (value := getattr(meta, name)) is not None}
+    values |= {name: value for name in _OF_SOME if (value := getattr(meta, name)) is not None}
+    if "after" in values:
+        values["after"] = json.dumps(values["after"])
     return {name: str(value) for name, value in values.items()}
 
 
 def meta_of(fields: Mapping[str, Any]) -> ObjectMeta:
     """The inverse of `metadata_of`, less the checksums. Raises HeaderError for what it never returned."""
     key, num_tokens = _key_in(fields, "key"), _count(fields, "tokens", MAX_TOKENS)
-    sinks = _count(fields, "sinks", MAX_TOKENS, 0)
     fixups = _name(fields, "fixups") if "fixups" in fields else None
     parent = _key_in(fields, "parent", allow_empty=True) if "parent" in fields else None
-    dummy = _count(fields, "dummy", 1 << 31, 0) if "dummy" in fields else None
     rotation, salted = (_key_in(fields, name) if name in fields else None for name in ("rotation", "salted"))
     cut, target = _count(fields, "cut", MAX_TOKENS, 0) if "cut" in fields else None, _target_of(fields)
-    has_cut = target.geometry.states is not None and parent is None
-    if (dummy is not None and not sinks) or (cut is not None) != has_cut:
+    after, has_cut = _contexts_of(fields), target.geometry.states is not None and parent is None
+    if (cut is not None) != has_cut or (after and (parent is not None or has_cut)):
         raise HeaderError(_NOT_OURS)
     return ObjectMeta(
-        key, target, num_tokens, sinks, _one_of(fields, "codec", codecs()), fixups, parent, dummy, rotation, salted, cut
+        key, target, num_tokens, _one_of(fields, "codec", codecs()), fixups, parent, rotation, salted, cut, after
     )
+
+
+def _contexts_of(fields: Mapping[str, Any]) -> Contexts:
+    """The tokens that a chunk was computed after."""
+    known: dict[str, Any] = {"sinks": _count(fields, "sinks", MAX_BEFORE, 0)}
+    if "dummy" in fields:
+        known["dummy"] = _count(fields, "dummy", 1 << 31, 0)
+    try:
+        if "after" in fields:
+            known["after"] = json.loads(fields["after"])
+        return parse_contexts(known)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise HeaderError(_NOT_OURS) from error
 
 
 def _target_of(fields: Mapping[str, Any]) -> Target:
@@ -465,7 +497,7 @@ def _coded_size(meta: ObjectMeta, tensors: Mapping[str, Any], layer: int) -> int
     """The bytes of a coded layer; decoding tells whether its parts have the sizes that the metadata implies."""
     size = _size_of(tensors, layer_names(layer, meta)[0], 1 << 62)
     if not is_codable(meta.shape, size):
-        raise HeaderError(f"layer {layer} is too short for what the header says{_DAMAGED}")
+        raise HeaderError(f"layer {layer} is too short for its header{_DAMAGED}")
     return size
 
 

@@ -87,7 +87,9 @@ class ObjectFetch:
             raise RemoteError(f"{self.name}: {error}; push it again", self.key) from error
         if self.num_bytes > room:
             raise RemoteError(
-                f"{self.name}: takes {self.num_bytes:,d} bytes, but {room:,d} have room here; allow more", self.key
+                f"{self.name}: needs {self.num_bytes:,d} bytes, but {room:,d} are available; free space or raise "
+                "max_size",
+                self.key,
             )
         with self._writing():
             os.ftruncate(self._file.fileno(), self.num_bytes)
@@ -95,7 +97,7 @@ class ObjectFetch:
         self.write(0, first[: self.num_bytes])
         with PartialObjectFile(self) as file:
             if file.meta.parent is not None:
-                raise RemoteError(f"{self.name}: is a block of a prefix chain, no document's object; push it again")
+                raise RemoteError(f"{self.name}: is a block of a prefix chain, not a document's object; push it again")
             if self._admits is None:
                 return True
             self._signatures = self._remote.read_signatures(self.key)
@@ -155,7 +157,8 @@ class ObjectFetch:
             yield
         except OSError as error:
             raise RemoteError(
-                f"{self.name}: cannot be kept in {self.path.parent} ({error.strerror}); see what room it has", self.key
+                f"{self.name}: cannot be written to {self.path.parent} ({error.strerror}); check its free space",
+                self.key,
             ) from error
 
     def finish(self) -> None:
@@ -323,7 +326,7 @@ class Fetcher:
             fetch.discard(error)
             raise
         if not is_admitted:  # as good as absent
-            fetch.discard(RemoteError(f"{fetch.name}: no trusted key has signed it", key))
+            fetch.discard(RemoteError(f"{fetch.name}: not signed by a trusted key", key))
             return None
         missing = fetch.missing_blocks()
         for index in missing:
@@ -340,7 +343,7 @@ class Fetcher:
         try:
             fetch.finish()
             if fetch.error is not None and not fetch.is_reported:
-                self._on_lost(f"{fetch.error}; it was not taken into the store")
+                self._on_lost(f"{fetch.error}; it was not added to the store")
         finally:
             self._forget(fetch.key)
 

@@ -75,7 +75,7 @@ class HttpFiles(HTTPFileSystem):  # type: ignore[misc]
                     count += len(data)
                     deadline.reschedule(began + allowed_s(count))
                     if count > most and not is_whole:
-                        raise ValueError(f"more than the {most:,d} bytes that were asked for came")
+                        raise ValueError(f"the server sent more than the requested {most:,d} bytes")
                     take(data)
                     if is_whole and span is not None and count >= span[1]:
                         response.close()
@@ -84,9 +84,9 @@ class HttpFiles(HTTPFileSystem):  # type: ignore[misc]
         except TimeoutError as error:
             if not count:
                 raise
-            raise ValueError(f"{count:,d} bytes in {allowed_s(count):.0f} s are too slow") from error
+            raise ValueError(f"{count:,d} bytes in {allowed_s(count):.0f} s is too slow") from error
         except (aiohttp.TooManyRedirects, aiohttp.RedirectClientError) as error:
-            raise ValueError(f"more than {_MAX_REDIRECTS} redirects, or one to what is no URL of http") from error
+            raise ValueError(f"more than {_MAX_REDIRECTS} redirects, or one to a URL that is not http") from error
 
 
 def http_options(configured: dict[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -104,4 +104,4 @@ def http_options(configured: dict[str, Any], timeout_s: float) -> dict[str, Any]
 def _require_plain(response: aiohttp.ClientResponse) -> None:
     coding = response.headers.get("Content-Encoding", "identity").lower()
     if coding not in ("", "identity"):
-        raise ValueError(f"the server codes what it sends ({coding[:20]!r}), though it was asked not to")
+        raise ValueError(f"the server encodes its response ({coding[:20]!r}) although asked not to")

@@ -256,7 +256,7 @@ class Remote:
         except RemoteError as error:
             raise StoreError(str(error).replace("cannot be fetched", "cannot be written")) from error
         if done is None:
-            raise StoreError(f"{self.name(key)}: cannot be written (no such place); see whether {self} exists")
+            raise StoreError(f"{self.name(key)}: cannot be written (no such place); check that {self} exists")
 
     def write_signatures(self, signed: Signed, sidecar: bytes) -> None:
         """Add signatures to those that it has of an object; in a directory, whoever else does at the same time.
@@ -322,7 +322,7 @@ class Remote:
             raise self._unavailable(key, self._down_why)
         for failures in range(1, self.retry.attempts + 1):
             if self._cancelled.is_set():
-                raise RemoteError(f"{self.name(key)}: was given up", key)
+                raise RemoteError(f"{self.name(key)}: was cancelled", key)
             try:
                 return request()
             except FileNotFoundError:
@@ -332,7 +332,7 @@ class Remote:
             except Exception as error:  # whatever a file system raises
                 problem: Exception = error
             except CancelledError:  # of a request within the file system
-                problem = ConnectionAbortedError("the request was given up")
+                problem = ConnectionAbortedError("the request was cancelled")
             if not _is_temporary(problem):
                 break
             if failures < self.retry.attempts:
@@ -341,7 +341,9 @@ class Remote:
 
     def _failed(self, key: str, problem: Exception, failures: int, is_write: bool) -> RemoteError:
         if _status(problem) in _DENIED or isinstance(problem, PermissionError):
-            return RemoteError(f"{self.name(key)}: access is denied ({_why(problem)}); see who may use {self}", key)
+            return RemoteError(
+                f"{self.name(key)}: access denied ({_why(problem)}); check the permissions of {self}", key
+            )
         why = f"{_why(problem)}, tried {failures} times" if failures > 1 else _why(problem)
         if isinstance(problem, OSError) and _status(problem) is None and not is_write:
             self._down_until, self._down_why = time.monotonic() + _DOWN_S, why
@@ -349,7 +351,7 @@ class Remote:
 
     def _unavailable(self, key: str, why: str) -> RemoteError:
         return RemoteError(
-            f"{self.name(key)}: cannot be fetched ({why}); try again later, or leave the remote out (--remote '')", key
+            f"{self.name(key)}: cannot be fetched ({why}); try again later, or omit the remote (--remote '')", key
         )
 
     def _path(self, key: str) -> str:
@@ -384,7 +386,7 @@ class Remote:
 
 def _require_all(count: int, num_bytes: int) -> None:
     if count < num_bytes:
-        raise EOFError(f"{count:,d} of {num_bytes:,d} bytes came")
+        raise EOFError(f"only {count:,d} of {num_bytes:,d} bytes arrived")
 
 
 def _relative(key: str) -> str:
@@ -441,8 +443,7 @@ def _open_file_system(url: str, timeout_s: float) -> tuple[Any, str]:
     except ValueError as error:
         name = without_credentials(url)
         raise InputError(
-            f"remote {name}: cannot be opened ({without_credentials(str(error))}); name a directory, or a URL of "
-            "fsspec's"
+            f"remote {name}: cannot be opened ({without_credentials(str(error))}); use a directory or an fsspec URL"
         ) from error
     return files, str(root)
 

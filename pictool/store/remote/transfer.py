@@ -53,7 +53,7 @@ def push(
             else:
                 remote.write(key, store.path(key))
                 if not remote.has_same(file) and remote.another(file) is None:  # nor what somebody else compiled
-                    raise StoreError(f"{remote.name(key)}: is another object after it was sent; push it again")
+                    raise StoreError(f"{remote.name(key)}: another object is there after the push; push it again")
                 sent.append(key)
                 num_bytes += file.num_bytes
             if signatures := read_sidecar(store.path(key)):
@@ -83,7 +83,7 @@ def pull(store: Store, keys: Sequence[str], on_object: Callable[[], None] = lamb
             fetched.append(key)  # with its signatures, where they are required
             num_bytes += store.path(key).stat().st_size
         else:
-            raise StoreError(f"{remote.name(key)}: no such object; see what was pushed")
+            raise StoreError(f"{remote.name(key)}: no such object; check what was pushed")
         on_object()
     return TransferResult(tuple(fetched), num_bytes, tuple(present))
 
@@ -91,11 +91,11 @@ def pull(store: Store, keys: Sequence[str], on_object: Callable[[], None] = lamb
 def require_pullable(store: Store, keys: Sequence[str]) -> Remote:
     """The remote that has objects. Raises InputError: there is none, or a key is abbreviated."""
     if abbreviated := [key for key in keys if not is_key(key)]:
-        raise InputError(f"{abbreviated[0]}: give the whole key (64 hex digits); a remote cannot be searched")
+        raise InputError(f"{abbreviated[0]}: must be a whole key (64 hex digits); a remote cannot be searched")
     return _require_remote(store)
 
 
 def _require_remote(store: Store) -> Remote:
     if store.remote is None:
-        raise InputError("no remote is set; name one with --remote, PIC_REMOTE, or remote in pic.yaml")
+        raise InputError("no remote is set; set one with --remote, PIC_REMOTE, or remote in pic.yaml")
     return store.remote

@@ -90,7 +90,7 @@ class HeatMap(ScrollView, can_focus=True):
     def _steps(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
         scaled = (values - self._low) / (self._high - self._low or 1.0)
         steps = np.clip(np.nan_to_num(scaled) * len(VIRIDIS), 0, len(VIRIDIS) - 1).astype(np.int64)
-        return np.where(np.isnan(values), -1, steps)
+        return np.where(np.isnan(values) | (values <= self._low), -1, steps)  # what was reused is quiet
 
     def _ticks(self, line: int) -> str:
         ticks, width = [self._bins.bin_of(start) for start in self._starts], len(self._bins.edges) - 1

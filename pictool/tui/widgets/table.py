@@ -26,6 +26,11 @@ class RowTable(DataTable[Text]):
         for title in self._titles:
             self.add_column(Text(title.removeprefix(">"), justify="right" if title.startswith(">") else "left"))
 
+    def set_width(self, index: int, width: int) -> None:
+        """Give a column a width in cells; rows that are shown from now on have it."""
+        column = self.ordered_columns[index]
+        column.width, column.auto_width = width, False
+
     def show_rows(self, rows: Iterable[Sequence[object]], style_of: Callable[[int], str] = lambda _: "") -> None:
         """Show these rows, each in a style; the cursor and the first line stay where they are."""
         cursor, top = self.cursor_row, self.scroll_y
@@ -33,9 +38,13 @@ class RowTable(DataTable[Text]):
         for index, row in enumerate(rows):
             cells = zip(row, self.ordered_columns, strict=True)
             style = style_of(index)
-            self.add_row(*(Text(visible(str(cell)), style, justify=column.label.justify) for cell, column in cells))
+            self.add_row(*(_cell(str(cell), style, column.label) for cell, column in cells))
         self.move_cursor(row=cursor)
         self.call_after_refresh(self.scroll_to, y=top, animate=False)
+
+
+def _cell(text: str, style: str, title: Text) -> Text:
+    return Text(visible(text), style, justify=title.justify, no_wrap=True, overflow="ellipsis")
 
 
 class Choice(Select[int | str | None]):

@@ -173,7 +173,8 @@ class TokensView(ScrollView, can_focus=True):
 
     def __init__(self, token_text: TokenText) -> None:
         super().__init__()
-        self.set_text(token_text)
+        self.token_text, count = token_text, len(token_text.pieces)
+        self._steps, self._is_match = np.zeros(count, dtype=np.int8), np.zeros(count, dtype=bool)
 
     @property
     def wrapped(self) -> WrappedText:
@@ -183,14 +184,6 @@ class TokensView(ScrollView, can_focus=True):
             self._wrapped = self.token_text.wrap(width)
             self.virtual_size = Size(0, len(self._wrapped.lines))
         return self._wrapped
-
-    def set_text(self, token_text: TokenText) -> None:
-        """Show another text, without colours; the cursor is on its first token."""
-        self.token_text, count = token_text, len(token_text.pieces)
-        self._wrapped = None
-        self._steps, self._is_match = np.zeros(count, dtype=np.int8), np.zeros(count, dtype=bool)
-        self.cursor = 0
-        self.refresh()
 
     def set_steps(self, steps: NDArray[np.int8]) -> None:
         """Colour the tokens by steps or marks [tokens] (see `token_style`)."""

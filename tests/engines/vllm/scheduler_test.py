@@ -8,21 +8,18 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import vllm_rig as rig
 
 from pictool.engines.vllm.client.setup import parse_settings
 from pictool.engines.vllm.request import LinkParams
 from pictool.engines.vllm.scheduler import scheduler
-from pictool.engines.vllm.scheduler.scheduler import PromptPlan, SaltFactory, SchedulerSide
+from pictool.engines.vllm.scheduler.scheduler import SaltFactory, SchedulerSide
 from pictool.engines.vllm.worker.threads import BackgroundThrottle
 from pictool.linker.plan import make_plan
 from pictool.linker.policies import make_policy
-from pictool.linker.policies.base import Selection
 
 NAIVE = make_policy("naive", {})
-FIXUP = make_policy("fixup", {"ratio": 0.2})
 
 
 def test_salts_tell_every_way_of_linking_apart() -> None:
@@ -39,17 +36,6 @@ def test_salts_tell_every_way_of_linking_apart() -> None:
     assert salts == [factory.salt_of(plan, own) for plan in plans for own in (None, "tenant")]
     assert factory.unique() != factory.unique()
     assert SaltFactory().salt_of(plans[0], None) != salts[0], "a client could name a salt"
-
-
-def test_rows_of_other_tables_are_told_apart() -> None:
-    plan, factory = make_plan(FIXUP, rig.ids(*range(9)), [rig.match("a", 0, 0, 1, 2, 3)]), SaltFactory()
-    rows, every = np.eye(3, 8, dtype=bool), np.ones(8, dtype=bool)
-    assert len({factory.salt_of(plan, None, selected) for selected in (None, *rows)}) == 4
-    assert factory.salt_of(plan, None, rows[0]) == factory.salt_of(plan, None, rows[0].copy())
-    ranked = [Selection(every, -row.astype(np.float32)) for row in rows]
-    for narrowed in ([Selection(row) for row in rows], ranked):  # from a layer on; what tables select of it
-        planned = [PromptPlan(plan, None, first, None).selected for first in narrowed]  # type: ignore[arg-type]
-        assert len({factory.salt_of(plan, None, selected) for selected in planned}) == 3
 
 
 # Requests that meet an error

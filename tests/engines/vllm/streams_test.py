@@ -119,7 +119,7 @@ def on_accelerator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., JobResult]:
 def test_an_object_is_what_was_computed(model: Model, store: Store, on_accelerator: Callable[..., JobResult]) -> None:
     assert on_accelerator(model, store).problem is None
     geometry = model.geometry
-    with store.open(model.key(TOKENS, 0, "none")) as file:
+    with store.open(model.key(TOKENS, "none")) as file:
         for layer in range(geometry.layers):
             key, value = (np.frombuffer(part, np.float32) for part in file.layer(layer))
             want = np.broadcast_to(TOKENS[:, None] + layer, (geometry.kv_heads, len(TOKENS), geometry.head_dim))

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 import vllm_rig as rig
+from alone import compile
 
-from pictool.api import compile
 from pictool.core import Chunk
 from pictool.engines.vllm.client.setup import parse_settings
 from pictool.engines.vllm.messages import JobResult, LinkJob

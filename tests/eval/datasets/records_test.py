@@ -31,10 +31,10 @@ def problem(path: Path, name: str) -> str:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is empty; it must hold records (JSON)"),
-        (b" \n\n", "is empty; it must hold records (JSON)"),
-        (b"\xef\xbb\xbf\n", "is empty; it must hold records (JSON)"),
-        (b"[]", "is an empty list; it must hold records"),
+        (b"", "is empty"),
+        (b" \n\n", "is empty"),
+        (b"\xef\xbb\xbf\n", "is empty"),
+        (b"[]", "is an empty list"),
         (b"hello\n", "line 1: is not JSON (Expecting value, column 1)"),
         (b"GOOD\n\nGOOD,\n", "line 3: is not JSON (Extra data"),
         (b"GOOD\n{\n", "line 2: is not JSON (Expecting property name enclosed in double quotes, column 2)"),
@@ -47,8 +47,8 @@ def problem(path: Path, name: str) -> str:
         (b"GOOD\n[1]\n", "line 2: must be a JSON object"),
         (b"[GOOD, null]", "record 2: must be a JSON object"),
         (b"GOOD\n{}\n", "is missing"),
-        (b"[" * 100_000, "line 1: is not JSON that can be read (lists or objects are nested too deep)"),
-        (b"GOOD\n" + b"7" * 5000, "line 2: is not JSON that can be read (Exceeds the limit"),
+        (b"[" * 100_000, "line 1: is not readable JSON ("),
+        (b"GOOD\n" + b"7" * 5000, "line 2: is not readable JSON (Exceeds the limit"),
     ],
 )
 def test_bad_files(name: str, content: bytes, message: str, tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_missing_files(tmp_path: Path) -> None:
 
 
 GONE = object()
-TEXT, LIST = "must be a text", "must be a list"
-HALF = "has half of a surrogate pair, which is no character"
+TEXT, LIST = "must be a string", "must be a list"
+HALF = "contains an unpaired surrogate"
 
 
 @pytest.mark.parametrize(
@@ -90,15 +90,15 @@ HALF = "has half of a surrogate pair, which is no character"
         ("longbench", "length", "12", "length must be a whole number of 0 or more"),
         ("longbench", "length", True, "length must be a whole number of 0 or more"),
         ("longbench", "dataset", ["musique"], f"dataset {TEXT}"),
-        ("longbench", "dataset", "qasper", "dataset says task 'qasper', but known are 2wikimqa, hotpotqa, musique"),
+        ("longbench", "dataset", "qasper", "dataset has the task 'qasper'"),
         ("longbench", "_id", 1.5, f"_id {TEXT}"),
         ("longbench", "_id", "", "_id is blank"),
         ("plain", "documents", "a.txt", f"documents {LIST}"),
-        ("plain", "documents", [3], 'documents[0] must be a path, a text, or {"text": …}'),
-        ("plain", "documents", [""], 'documents[0] must be a path, a text, or {"text": …}'),
+        ("plain", "documents", [3], "documents[0] must be a path"),
+        ("plain", "documents", [""], "documents[0] must be a path"),
         ("plain", "documents", [{"txt": "x"}], "documents[0].text is missing"),
         ("plain", "documents", [{"text": ""}], "documents[0].text is blank"),
-        ("plain", "documents", [{"text": "x"}, "gone.txt"], "gone.txt: no such file; a text is"),
+        ("plain", "documents", [{"text": "x"}, "gone.txt"], "gone.txt: no such file"),
         ("plain", "documents", ["a\0b"], "no such file"),
         ("plain", "documents", ["."], "is a directory"),
         ("plain", "query", None, f"query {TEXT}"),
@@ -137,7 +137,7 @@ def test_ids_are_unique(name: str, key: str, tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(record) + "\n\n" for record in records))
     assert [case.id for case in open_dataset(str(path), {}).cases()] == ["1", "x", "7", "4"]
     path.write_text("".join(json.dumps(record) + "\n\n" for record in [*records, {**GOOD[name], key: "7"}]))
-    assert problem(path, name) == "line 9: the id '7' is that of line 5 too; it must be unique"
+    assert problem(path, name) == "line 9: duplicate id '7', first at line 5; ids must be unique"
 
 
 def test_line_separators_inside_a_text_end_no_record(tmp_path: Path) -> None:

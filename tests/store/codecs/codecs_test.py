@@ -19,6 +19,7 @@ from pictool.core import Geometry
 from pictool.errors import InputError, ObjectError
 from pictool.store.codecs import codecs, require_codec
 from pictool.store.codecs.base import Codec, CodingError, LayerShape
+from pictool.store.codecs.float8 import Float8E4M3Head
 from pictool.store.codecs.fp8 import from_fp8, to_fp8
 from pictool.store.codecs.quantized import GROUP, Quantizing
 from pictool.store.objects.format import CompiledChunk, ObjectFile, ObjectMeta, write_object
@@ -127,6 +128,17 @@ def test_float8_has_one_scale_for_the_keys_of_a_layer_or_head(name: str, scales:
         assert torch.equal(torch.from_numpy(pieces[part].codes.copy())[:, :, 0], wanted)
 
 
+def test_float8_is_unpacked_to_codes_and_scales_of_heads() -> None:
+    shape, codec = LayerShape(3, 70, 8, "float32"), Float8E4M3Head()
+    coded = memoryview(codec.encode(*random_layer(shape), shape))
+    unpacked, out = bytearray(codec.unpacked_bytes(shape)), bytearray(shape.num_bytes)
+    codec.unpack(coded, shape, memoryview(unpacked))
+    codec.decode(coded, shape, memoryview(out))
+    codes, scales = torch.split(torch.frombuffer(unpacked, dtype=torch.uint8), [shape.count, 4 * 2 * 3])
+    numbers = codes.view(torch.float8_e4m3fn).float().view(2 * 3, -1) * scales.view(torch.float32)[:, None]
+    assert torch.equal(numbers.ravel(), torch.frombuffer(out, dtype=torch.float32))
+
+
 @pytest.mark.parametrize("name", LOSSY)
 def test_the_numpy_decoder_is_what_torch_computes_from_the_pieces(name: str) -> None:
     """An independent path: codes, scales and offsets put together in torch, rounded by torch."""
@@ -223,7 +235,7 @@ def test_a_frame_that_says_another_size_is_refused_before_it_is_unpacked() -> No
 def make_object(codec: str, dtype: str = "float32", tokens: int = 30) -> CompiledChunk:
     target = replace(TARGET, dtype=dtype, geometry=Geometry(2, 2, 8))
     ids = np.arange(tokens, dtype=np.int32)
-    meta = ObjectMeta(target.key(ids, 0, codec), target, tokens, 0, codec)
+    meta = ObjectMeta(target.key(ids, codec), target, tokens, codec)
     return CompiledChunk(meta, "coded", ids, [random_layer(meta.shape, seed) for seed in range(2)])
 
 

@@ -11,6 +11,7 @@ from functools import cache
 from typing import ClassVar
 
 import folders
+import reader_cases
 from commands.run import write
 
 from hostile.judge import Case, Outcome, Step
@@ -23,7 +24,8 @@ _XML = (
     b'<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]><x>&b;</x>',
     b"<x>" * 50_000, b"", b"\xff\xfe<", b"<?xml version='1.0' encoding='utf-7'?><x/>",
 )  # fmt: skip
-NAMES = ("page.pdf", "page.docx", "page.pptx", "page.xlsx", "page.html", "page.eml", "page.ipynb", "page.md", "page")
+NAMES = ("page.pdf", "page.docx", "page.pptx", "page.xlsx", "page.html", "page.eml", "page.ipynb", "page.md",
+         "page.odt", "page.epub", "page.rtf", "page.xls", "page.msg", "page")  # fmt: skip
 
 
 @cache
@@ -32,6 +34,9 @@ def honest(name: str) -> bytes:
         "page.pdf": lambda: folders.pdf(["A mill.", "A town."]), "page.docx": lambda: folders.word([("A", "A mill.")]),
         "page.pptx": lambda: folders.slides(["A mill."]), "page.xlsx": lambda: folders.sheet([["a", 1], ["mill"]]),
         "page.html": lambda: folders.html([("A", "mill")]), "page.eml": lambda: folders.mail("A", "A mill."),
+        "page.odt": lambda: reader_cases.open_document("text", "<text:p>A mill.</text:p>"),
+        "page.epub": reader_cases.epub, "page.rtf": lambda: reader_cases.RTF,
+        "page.xls": reader_cases.old_excel, "page.msg": reader_cases.outlook,
         "page.ipynb": lambda: folders.notebook(["A mill."]), "page.md": lambda: b"# A\n\nA mill.\n",
         "page": lambda: "Ein Müller mahlt.\n".encode("cp1252") * 9,
     }  # fmt: skip

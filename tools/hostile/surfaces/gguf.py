@@ -50,7 +50,7 @@ def forge(path: Path, draw: random.Random) -> str:
 
 
 class Gguf(Surface):
-    """A spoilt copy of a tiny model's file. What llama.cpp aborts on must end in one line."""
+    """A spoilt copy of a tiny model's file. What llama.cpp aborts on, or torch cannot load, must end in one line."""
 
     name, weight = "gguf", 1
 
@@ -85,5 +85,6 @@ class Gguf(Surface):
             path.write_bytes(spoilt)
         link = ("link", "a.txt", "b.txt", "-q", QUERY, "-m", path, "--store", "st", "--max-new-tokens", 2)
         commands = (("compile", "a.txt", "-m", path, "--store", "st"), link, (*link, "--algo", "naive", "--compare"))
+        by = draw.choice(((), ("--engine", "torch")))
         names = ("spoilt", "a.txt", "no tokens", "the query")
-        return Case(kind, (Step(draw.choice(commands), names, fine, limit_s=_LIMIT_S),), {}, ("st",))
+        return Case(kind, (Step((*draw.choice(commands), *by), names, fine, limit_s=_LIMIT_S),), {}, ("st",))

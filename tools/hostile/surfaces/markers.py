@@ -43,7 +43,7 @@ class Markers(Surface):
 
         def check_note(outcome: Outcome) -> str | None:
             is_marked = any(marker in text for marker in ("<s>", "</s>"))
-            return None if ("a.txt: has the marker" in outcome.err) == is_marked else f"notes: {outcome.err!r}"
+            return None if ("a.txt: contains the marker" in outcome.err) == is_marked else f"notes: {outcome.err!r}"
 
         def check_head(outcome: Outcome) -> str | None:
             tokens = json.loads(outcome.out)["tokens"]

@@ -251,8 +251,6 @@ def bomb(anatomy: Anatomy, draw: random.Random) -> str:
         "layers.000.kv": {"dtype": "U8", "shape": [len(anatomy.parts["layers.000.kv"])]},
         "text": {"dtype": "U8", "shape": [len(anatomy.parts["text"])]},
     }
-    anatomy.metadata.pop("fixups", None)
-    anatomy.checksums.pop("fixups", None)
     return f"a bomb of {size:,d} bytes in {codec}, {channels} channels, {tokens} tokens"
 
 
@@ -292,7 +290,7 @@ def other_text(anatomy: Anatomy, draw: random.Random) -> str:
 
 
 def table(anatomy: Anatomy, draw: random.Random) -> str:
-    """A table of fixups that no compile made."""
+    """A table, as version 0.3 made them, that no compile made."""
     count = int(anatomy.metadata["tokens"])
     bad = draw.choice((float("nan"), float("inf"), float("-inf"), -1.0, 65504.0, 0.0))
     numbers = np.full(count, 0.5, dtype=np.float16)
@@ -351,7 +349,7 @@ class Objects(Surface):
     name, weight = "objects", 45
 
     def make(self, draw: random.Random) -> Case:
-        scene, codec = self.scene, draw.choice((*CODECS, "fixups", HYBRID))
+        scene, codec = self.scene, draw.choice((*CODECS, HYBRID))
         scene.write_texts()
         files, key = scene.write_store(codec), scene.keys[codec]["a.txt"]
         commands = COMMANDS if codec != HYBRID else COMMANDS[: -len(OF_ATTENTION)]
@@ -361,10 +359,6 @@ class Objects(Surface):
         steps = [draw.choice(commands)(scene, codec, key, kept) for _ in range(draw.choice((1, 2, 2, 3)))]
         if any(step.arguments[0] == "compile" or step.arguments[0] == "link" for step in steps) or draw.random() < 0.4:
             steps.append(healing(scene, codec))
-        if any(
-            str(argument).startswith("fixup") for step in steps for argument in step.arguments
-        ):  # which adds tables to the others
-            kept = {}
         is_honest, stays = what == "another object", what == "a full directory"  # which nobody removes
         steps = [
             replace(
@@ -489,6 +483,6 @@ COMMANDS: tuple[Make, ...] = (
     linked(as_file=True),
     linked("--compare"),
     lambda scene, codec, key, _: healing(scene, codec),
-    linked("--algo", "fixup:fallback=legolink"),
+    linked("--algo", "legolink-4"),
     *OF_ATTENTION,
 )

@@ -223,7 +223,7 @@ class Scripts(Surface):
             (draw.choice(DOCUMENTS), "") if draw.random() < 0.6 else mutate_bytes(Path("a.txt").read_bytes(), draw)
         )
         write("a.txt", data)
-        more: tuple[object, ...] = draw.choice(((), ("--chunk-tokens", 7), ("--sinks", 4)))
+        more: tuple[object, ...] = draw.choice(((), ("--chunk-tokens", 7), ("--after", "mean")))
         command: tuple[object, ...] = draw.choice(
             (("compile", "a.txt"), ("link", "a.txt", "b.txt", "-q", QUERY, "--max-new-tokens", 2))
         )

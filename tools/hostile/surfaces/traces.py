@@ -167,6 +167,6 @@ class Traces(Surface):
         )
         weights = (6, 4, 6, 4, 4, 3, 4, 2, 2, 1, 1, 1, 0.2, 1, 0.3)
         chosen = draw.choices(commands, weights, k=draw.choice((1, 2, 2)))
-        names = ("a.trace", "b.trace", "objects and traces", "--plot", "neither a directory nor a model")
+        names = ("a.trace", "b.trace", "objects and traces", "--plot", "not a directory, and not found")
         steps = [Step(arguments, names, check_json(arguments)) for arguments in chosen]
         return Case(what, tuple(steps), {Path("b.trace").absolute(): Path("b.trace").read_bytes()}, ("st",))

@@ -84,7 +84,7 @@ def vllm_server(options: EngineOptions, key: str) -> Iterator[VllmProcess]:
     parse_settings(options.extra)
     for part in options.more:
         if (name := part.partition("=")[0].replace("_", "-")) in _OURS:
-            raise InputError(f"{name}: pic serve sets it; give it before -- (pic serve --help)")
+            raise InputError(f"{name}: is set by pic serve; pass it before -- (pic serve --help)")
     os.environ.setdefault(SECRET, secrets.token_hex(32))
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
@@ -118,7 +118,7 @@ def _free_port() -> int:
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
     while True:
         if process.poll() is not None:
-            raise InputError("vLLM does not start; its log above says why")
+            raise InputError("vLLM does not start; see its log above")
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=10):
                 return

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("vllm.pictool")
 DEFAULTS: dict[str, Any] = {
-    "store": None, "policy": "legolink-16", "recognise": False, "min_tokens": 16, "refresh_s": 10.0,
+    "store": None, "policy": "auto", "recognise": False, "min_tokens": 16, "refresh_s": 10.0,
     "start_s": 60.0, "plan_s": 5.0, "codec": None, "compile": False,
     "device": "cpu", "any_model": False, "policies": None,
     "step_bytes": 32 << 20, "step_rows": 0, "step_ms": 0, "memory_bytes": 0, "max_bytes": None, "remote": None,
@@ -58,8 +58,8 @@ class ConnectorSettings:
         start_s: seconds that start-up waits for the first scan.
         plan_s: seconds within which a request must be planned; else it is computed exactly.
         codec: codec of recognised objects; by default any, a lossless one first.
-        compile: let requests write objects; anyone who may send requests can then fill the store. A router that
-            shares PIC_ROUTER_SECRET may in any case.
+        compile: let requests write objects, after pictool's own contexts or nothing; anyone who may send requests can
+            then fill the store. A router that shares PIC_ROUTER_SECRET may in any case, after any text.
         device: device of the policy's small model (`speccache`).
         any_model: let requests name the small model; else only that of `policy` is loaded.
         policies: policies that requests may choose beside `policy`; by default all.
@@ -114,13 +114,11 @@ def parse_settings(extra_config: Mapping[str, Any]) -> ConnectorSettings:
         InputError: no store, an unknown field, or a value that does not fit.
     """
     if "serve" in extra_config:
-        raise InputError(
-            "kv_connector_extra_config: serve: vLLM has no router of its own; pic serve --upstream fronts it"
-        )
+        raise InputError("kv_connector_extra_config: serve: vLLM has no router; use pic serve --upstream")
     if unknown := sorted(set(extra_config) - {*DEFAULTS, *_LEFT}):
         raise InputError(f"kv_connector_extra_config has no field {unknown[0]!r}; its fields are {', '.join(DEFAULTS)}")
     for name in extra_config.keys() & _LEFT:
-        _log.warning("pic: kv_connector_extra_config has no field %r any more; leave it out", name)
+        _log.warning("pic: kv_connector_extra_config no longer has the field %r; remove it", name)
     values = {name: extra_config.get(name, default) for name, default in DEFAULTS.items()}
     if values["store"] is None:
         raise InputError('kv_connector_extra_config: "store" must name the directory of the objects')
@@ -167,7 +165,7 @@ class Setup:
             InputError: they differ. ModelError: a weight file that cannot be read.
         """
         if self.settings.fingerprint not in (None, self.target.model):
-            raise InputError(f"{self.model.name}: its weights were changed while vLLM loaded them; start it again")
+            raise InputError(f"{self.model.name}: its weights changed while vLLM was loading them; start it again")
 
     @cached_property
     def store(self) -> Store:
@@ -193,8 +191,8 @@ def make_setup(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Setup:
         _require_latents(setup.model.config, config.model_config.use_mla)
     if depends_on_length(setup.model.config):
         raise InputError(
-            "PicConnector: dynamic and long RoPE rotate by the length of the prompt, vLLM by that of the server; "
-            "objects cannot match"
+            "PicConnector: dynamic and long RoPE depend on the prompt's length, in vLLM on the server's; "
+            "objects cannot match, so use another model"
         )
     return setup
 
@@ -207,8 +205,8 @@ def _require_uncoded(config: VllmConfig) -> None:
     """
     if _is_fp8_on_cpu(config):
         raise InputError(
-            f"--kv-cache-dtype {config.cache_config.cache_dtype}: what vLLM compiles would be computed from coded KV; "
-            "compile with pic compile, and link without the connector's field compile and PIC_ROUTER_SECRET"
+            f"--kv-cache-dtype {config.cache_config.cache_dtype}: vLLM would compile objects from coded KV; "
+            "compile with pic compile, and unset the connector's field compile and PIC_ROUTER_SECRET"
         )
 
 
@@ -270,13 +268,13 @@ def _require_latents(config: PretrainedConfig, is_mla: bool) -> None:
         raise InputError("PicConnector: latents cached as keys and values (VLLM_MLA_DISABLE) are not supported")
     if any(parameters["rope_type"] == "default" for parameters in rope_parameters(config)):
         raise InputError(
-            "PicConnector: latents (MLA) with a RoPE that is not scaled are not supported: on a CPU vLLM rotates "
-            "them wrongly, in ordinary requests too"
+            "PicConnector: latents (MLA) with an unscaled RoPE are not supported: on a CPU vLLM rotates "
+            "them wrongly, even in ordinary requests"
         )
     if not getattr(config, "rope_interleave", True):
         raise InputError("PicConnector: latents (MLA) with rope_interleave=false are not supported: vLLM rotates pairs")
     if not has_compared_kv():
-        raise InputError(f"PicConnector: latents (MLA) are not supported in this version of vLLM: untried; {INSTALL}")
+        raise InputError(f"PicConnector: latents (MLA) are untested in this version of vLLM; {INSTALL}")
 
 
 def _unsupported_caches(kv_cache_config: KVCacheConfig) -> Iterator[str]:
@@ -284,7 +282,7 @@ def _unsupported_caches(kv_cache_config: KVCacheConfig) -> Iterator[str]:
 
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
-        yield f"{len(groups)} groups of KV caches (hybrid models; --disable-hybrid-kv-cache-manager) are not supported"
+        yield f"{len(groups)} KV cache groups (hybrid models; --disable-hybrid-kv-cache-manager) are not supported"
     elif not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
         yield f"a KV cache of kind {type(groups[0].kv_cache_spec).__name__} is not supported"
 

@@ -14,7 +14,7 @@ from blake3 import blake3
 from pictool.core import Target
 from pictool.engines.vllm.request import RequestError, UnusableObjectError
 from pictool.errors import InputError, PicError
-from pictool.runtime.fingerprint import FileState
+from pictool.reading import FileState
 from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 
@@ -47,7 +47,7 @@ def _reading(directory: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"the adapter {directory} cannot be read ({error.strerror}); give a directory") from error
+        raise InputError(f"the adapter {directory} cannot be read ({error.strerror}); use a directory") from error
 
 
 def full_key(store: Store, name: object, salt: str, listed: dict[str, list[str]] | None = None) -> str:
@@ -61,7 +61,7 @@ def full_key(store: Store, name: object, salt: str, listed: dict[str, list[str]]
         UnusableObjectError: an abbreviation of no object, or of several.
     """
     if not isinstance(name, str) or not re.fullmatch(r"[0-9a-f]+", name) or len(name) > KEY_DIGITS:
-        raise RequestError(f"kv_transfer_params: {name!r} is no object key ({KEY_DIGITS} hex digits)")
+        raise RequestError(f"kv_transfer_params: {name!r} is not an object key ({KEY_DIGITS} hex digits)")
     try:
         return name if len(name) == KEY_DIGITS else store.resolve(name, salt, listed)
     except (PicError, OSError) as error:

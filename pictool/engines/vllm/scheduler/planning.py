@@ -9,10 +9,9 @@ from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
 
-import numpy as np
-
 from pictool.compiler.compile import CODEC
-from pictool.core import FixupTable, PromptText, RowMask, TokenIds
+from pictool.compiler.contexts import own_contexts
+from pictool.core import Chunk, PromptText, RowMask, TokenIds
 from pictool.engines.vllm.client.setup import ConnectorSettings
 from pictool.engines.vllm.request import (
     CompileParams,
@@ -54,14 +53,14 @@ class Planner:
         self.throttle = BackgroundThrottle()
         self._models = threading.Lock()  # a second model, and a tokenizer that encodes, are used by one thread
         settings.policy.prepare(model)
-        self._index = ContentIndex(store, self.target, settings.min_tokens, self._decode, model.bos_id)
+        self._index = ContentIndex(store, self.target, settings.min_tokens, self._decode)
         self._indexing = IndexThread(self._index, settings.refresh_s, lambda problem: _log.warning("pic: %s", problem))
         if settings.recognise:  # the server starts with all that is in the store
             self._indexing.start()
             if not self._indexing.wait(settings.start_s):
                 _log.warning(
-                    "pic: the store %s has not been read after %g s; the server starts, and links what it finds in "
-                    "prompts once that is done",
+                    "pic: the store %s was not read within %g s; the server starts, and recognises documents in "
+                    "prompts once it is",
                     store.root, settings.start_s,
                 )  # fmt: skip
 
@@ -146,34 +145,37 @@ class Planner:
         """Look for new objects soon."""
         self._indexing.wake()
 
-    def require_compilable(self, prompt: Sequence[int], request: CompileParams) -> None:
-        """Refuse a compile request whose prompt is not sinks, a chunk and one token more.
+    def require_compilable(self, prompt: Sequence[int], request: CompileParams, is_proven: bool) -> None:
+        """Refuse a compile request whose prompt is not a context, a chunk and one token more.
+
+        Only a router, which is proven, compiles after any text: others link what that made of the chunk.
 
         Raises:
             RequestError: says what does not fit.
         """
-        bos = self._model.bos_id
-        if request.sinks and (bos is None or any(token != bos for token in prompt[: request.sinks])):
-            raise RequestError(f"compile: the prompt does not begin with {request.sinks} BOS tokens")
         if len(request.text) > _CHARACTERS_PER_TOKEN * len(prompt):  # encoding it would take long for nothing
-            raise RequestError(f"compile: the prompt's {len(prompt)} tokens are not those of so long a text")
+            raise RequestError(f"compile: the text is too long to be in a prompt of {len(prompt)} tokens")
         with self._models:
             readings = {self._model.encode(text) for text in (request.text, PromptText(request.text))}  # a head's
         if () in readings:
-            raise RequestError("compile: the text has no tokens; there is nothing to compile")
-        if tuple(prompt[request.sinks : -1]) not in readings:
-            raise RequestError("compile: the prompt is not sinks, the text's tokens and one token more")
+            raise RequestError("compile: the text has no tokens; nothing to compile")
+        if tuple(prompt[request.before : -1]) not in readings:
+            raise RequestError(f"compile: the prompt must be {request.before} tokens, those of the text and one more")
+        before, chunk = tuple(prompt[: request.before]), Chunk(request.text, tuple(prompt[request.before : -1]), "")
+        with self._models:
+            if before and not is_proven and before not in own_contexts(self._model, chunk):
+                raise RequestError(f"compile: the first {request.before} tokens are not one of pictool's contexts")
 
     def _require_allowed(self, policy: Policy) -> None:
         """A client chooses among the server's policies, and has no directory or name of a hub loaded as a model."""
         name, default, allowed = policy.second_model, self._settings.policy, self._settings.policies
         if allowed is not None and policy.name not in {default.name, *allowed}:
             raise RequestError(
-                f"policy: {policy.name!r} is not one of this server's: {', '.join((default.name, *allowed))}"
+                f"policy: {policy.name!r} is not allowed here; allowed are {', '.join((default.name, *allowed))}"
             )
         if name and not self._settings.any_model and name != default.second_model:
             raise RequestError(
-                f"policy: {policy.needs.model_field}={name!r} is not the one that this server was started with "
+                f"policy: {policy.needs.model_field}={name!r} is not the model that this server was started with "
                 '(kv_connector_extra_config "policy", or "any_model")'
             )
 
@@ -191,21 +193,21 @@ class Planner:
             if ref.key not in keys:
                 keys[ref.key] = full_key(self._store, ref.key, salt, listed)
                 with open_object(self._store, self.target, keys[ref.key], salt) as file:
-                    self._require_dummy(file, ref.key)
+                    self._require_known_context(file, ref.key)
                     opened[ref.key] = file.tokens()
                     self._store.mark_used(file)
             num_tokens += max(1, len(opened[ref.key]) - 2 * MAX_EDGE)
             if num_tokens > len(tokens):
-                raise RequestError(f"the objects that it names have more tokens than the prompt ({len(tokens)})")
+                raise RequestError(f"the requested objects have more tokens than the prompt ({len(tokens)})")
         named = [NamedObject(keys[ref.key], opened[ref.key], ref.start) for ref in objects]
         try:
             return locate(named, tokens, self._decode)
         except InputError as error:
             raise RequestError(str(error)) from error
 
-    def _require_dummy(self, file: ObjectFile, name: str) -> None:
+    def _require_known_context(self, file: ObjectFile, name: str) -> None:
         try:
-            file.meta.require_dummy(self._model.bos_id, name[:12])
+            file.meta.require_known_context(name[:12])
         except PicError as error:
             raise UnusableObjectError(file.meta.key, error) from error
 
@@ -214,20 +216,18 @@ class Planner:
         if not self._indexing.is_started:
             self._indexing.start()
             self._indexing.wait(_FIRST_READ_S)
-        matches = self._index.find(tokens, request.policy.needs.sinks, salt, request.codec)
+        matches = self._index.find(tokens, salt, request.codec)
         usable: dict[str, bool] = {}
         for key in dict.fromkeys(match.key for match in matches):
             deadline.check()
             self.throttle.pause()
-            usable[key] = self._is_usable(key, salt, request.policy.needs.all_tables)
+            usable[key] = self._is_usable(key, salt)
         return [match for match in matches if usable[match.key]]
 
-    def _is_usable(self, key: str, salt: str, needs_table: bool) -> bool:
+    def _is_usable(self, key: str, salt: str) -> bool:
         """Whether a recognised object can be linked; if so, it is now used. A damaged one is not recognised again."""
         try:
             with open_object(self._store, self.target, key, salt) as file:
-                if needs_table and file.meta.fixups is None:
-                    return False
                 self._store.mark_used(file)
         except PicError as error:
             _log.warning("pic: %s; its tokens are computed", error)
@@ -240,7 +240,7 @@ class Planner:
 
     def _head_key(self, head: TokenIds, salt: str) -> str | None:
         """The object of a head, if it was compiled: it is at the position it was compiled at, so it is exact."""
-        key = self.target.key(head, 0, CODEC, salt)
+        key = self.target.key(head, CODEC, salt)
         return key if len(head) and self._store.has(key) else None
 
     def _prompt(self, plan: LinkPlan) -> Prompt:
@@ -248,16 +248,7 @@ class Planner:
         layout, needs = plan.layout, plan.policy.needs
         spans = [*plan.spans, Span(*layout.tail, None)]
         texts = tuple(self._text(plan, span) if needs.runs_model else "" for span in spans)
-        tables = tuple(self._table(plan, span) for span in plan.spans[1:]) if needs.tables else ()
-        return Prompt(self._model, layout, texts, tables)
-
-    def _table(self, plan: LinkPlan, span: Span) -> FixupTable | None:
-        """The table of a span's object, cut to the span. Tokens without an object are computed anyway: 0."""
-        if span.key is None:
-            return np.zeros(span.end - span.start, dtype=np.float16)
-        with open_object(self._store, self.target, span.key, plan.salt) as file:
-            table = file.fixups()
-        return None if table is None else table[span.part]
+        return Prompt(self._model, layout, texts)
 
     def _text(self, plan: LinkPlan, span: Span) -> str | PromptText:
         """The text of the object, if all of it is in the span; else what the span's tokens decode to."""

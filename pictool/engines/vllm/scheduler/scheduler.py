@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pictool.core import RowMask
 from pictool.engines.vllm.client.setup import ConnectorSettings
@@ -87,14 +86,6 @@ class PromptPlan:
     rows: RowMask | None
     first: Selection | None
     planner: Planner
-
-    @property
-    def selected(self) -> NDArray[Any]:
-        """All that was selected before layer 0."""
-        if self.first is None:
-            return np.asarray(self.rows)
-        parts = (self.first.rows, self.first.scores)
-        return np.concatenate([part.view(np.uint8) for part in parts if part is not None])
 
 
 @dataclass
@@ -317,8 +308,7 @@ class SchedulerSide:
         report.chunks, report.context = sum(span.key is not None for span in plan.spans[1:]), plan.num_context
         _count_documents(report, planned)
         report.timing["select_s"] = time.perf_counter() - link.started
-        table_rows = planned.selected if plan.policy.needs.tables else None
-        salt = self._salts.salt_of(plan, link.client_salt, table_rows)
+        salt = self._salts.salt_of(plan, link.client_salt)
         _set_salt(link.request, self._salts.unique() if link.is_fresh else salt)
         link.planned = planned
 
@@ -350,7 +340,7 @@ class SchedulerSide:
             parsed, adapter = active.parsed, _adapter_of(request, active.checking.result())
             tokens = np.asarray(request.prompt_token_ids[:-1], dtype=np.int32)
             return CompileJob(
-                name, tokens, parsed.sinks, parsed.text, tuple(blocks), active.salt, parsed.later, adapter
+                name, tokens, parsed.before, parsed.text, tuple(blocks), active.salt, parsed.later, adapter
             )  # fmt: skip
         planned = active.planned
         assert planned is not None
@@ -359,18 +349,20 @@ class SchedulerSide:
         return LinkJob(name, planned.plan, planned.rows, computed, tuple(blocks), planned.first, adapter)
 
     def _add_compile(self, request: Request, parsed: CompileParams, salt: str) -> None:
-        if not self._settings.compile and not is_proof(parsed.proof, parsed.text, parsed.sinks, salt):
-            self._refuse(request, parsed, 'compile: this server takes no objects (kv_connector_extra_config "compile")')
+        before = request.prompt_token_ids[: parsed.before]
+        is_proven = is_proof(parsed.proof, parsed.text, before, salt)
+        if not self._settings.compile and not is_proven:
+            self._refuse(request, parsed, 'compile: disabled on this server (kv_connector_extra_config "compile")')
             return
-        checking = self._threads.submit(self._check_compile, request, parsed)
+        checking = self._threads.submit(self._check_compile, request, parsed, is_proven)
         report = LinkReport(label_of(parsed.policy))
         deadline = PlanningDeadline.after(self._settings.plan_s)
         self._active[request.request_id] = _Compile(request, parsed, report, salt, checking, deadline)
         _set_salt(request, self._salts.unique())
 
-    def _check_compile(self, request: Request, parsed: CompileParams) -> Planner:
+    def _check_compile(self, request: Request, parsed: CompileParams, is_proven: bool) -> Planner:
         """In a thread: the planner of a request that can be compiled. Raises InputError."""
-        self._planner.require_compilable(request.prompt_token_ids or [], parsed)
+        self._planner.require_compilable(request.prompt_token_ids or [], parsed, is_proven)
         return self._planner_of(request)
 
     def _finish_link(self, link: _Link, outcome: JobResult) -> None:
@@ -447,14 +439,10 @@ class SaltFactory:
     def __init__(self) -> None:
         self._secret = secrets.token_hex(16)
 
-    def salt_of(self, plan: LinkPlan, own_salt: str | None, rows: NDArray[Any] | None = None) -> str:
-        """The salt of a plan: its policy with fields, its spans and their objects, and the request's own salt.
-
-        `rows` is what was selected, if the policy reads tables: an object's key does not tell which table it has.
-        """
+    def salt_of(self, plan: LinkPlan, own_salt: str | None) -> str:
+        """The salt of a plan: its policy with fields, its spans and their objects, and the request's own salt."""
         spans = [(span.start, span.end, span.key, span.offset) for span in plan.spans]
-        rows_digest = None if rows is None else hashlib.sha256(rows.tobytes()).hexdigest()
-        return self._salt([own_salt, plan.policy.name, plan.policy.params, spans, rows_digest])
+        return self._salt([own_salt, plan.policy.name, plan.policy.params, spans])
 
     def salt_of_client(self, salt: str) -> str:
         """What a client's salt becomes: that which vLLM's KV events show opens nothing, here or elsewhere."""
@@ -495,11 +483,11 @@ def _unlinkable(request: Request) -> str | None:
     if request.prompt_token_ids is None or request.prompt_embeds is not None:
         return "a prompt of embeddings has no tokens to link"
     if request.sampling_params is None:
-        return "a pooling request is not linked"
+        return "pooling requests are not linked"
     if request.mm_features or request.resumable:
         return "requests with media or streamed input are not linked"
     if request.lora_request is not None and request.lora_request.load_inplace:
-        return "an adapter that is loaded again in its place (load_inplace) is not linked"
+        return "requests with an adapter reloaded in place (load_inplace) are not linked"
     if request.skip_reading_prefix_cache:
-        return "log-probabilities of the prompt (or skip_reading_prefix_cache) need the whole prompt computed"
+        return "log-probabilities of the prompt (or skip_reading_prefix_cache) need the whole prompt to be computed"
     return None

@@ -275,21 +275,21 @@ def _attention_layers(module: nn.Module, config: VllmConfig, names: Sequence[str
         block, decoder = path.rpartition(".")[0], re.sub(r"(\.\d+)\..*", r"\1", path)
         rotary = getattr(module.get_submodule(block), "rotary_emb", None)
         if not isinstance(rotary, nn.Module):
-            raise ModelError(f"pic: {name} has no rotary embedding of its own; this architecture cannot be linked")
+            raise ModelError(f"pic: {name} has no rotary embedding; this architecture cannot be linked")
         layer = AttentionLayer(name, attention, rotary, module.get_submodule(decoder))
         if config.model_config.use_mla and not layer.has_latents:
             raise ModelError(
-                f"pic: the attention backend {layer.backend} of latents (MLA) is not supported: CPU_MLA computes no "
-                "prompt of which a part is cached, others were not examined; use a CPU with AMX, and --dtype bfloat16"
+                f"pic: the attention backend {layer.backend} of latents (MLA) is not supported: CPU_MLA cannot "
+                "compute partly cached prompts, and others are untested; use a CPU with AMX, and --dtype bfloat16"
             )
         if attention.get_attn_backend().forward_includes_kv_cache_update and not layer.has_latents:
             raise ModelError(
-                f"pic: the attention backend {layer.backend} writes KV within its forward alone, so objects cannot be "
-                "put into its blocks; use --attention-backend FLASH_ATTN"
+                f"pic: the attention backend {layer.backend} writes KV only within its forward, so objects cannot be "
+                "loaded into its blocks; use --attention-backend FLASH_ATTN"
             )
         if layer.backend not in BACKENDS | LATENT_BACKENDS:
             raise ModelError(
-                f"pic: the attention backend {layer.backend} has not been examined for forwards of many short runs; "
+                f"pic: the attention backend {layer.backend} is untested for forwards of many short runs; "
                 f"use --attention-backend FLASH_ATTN (or one of {', '.join(sorted(BACKENDS - {'FLASH_ATTN'}))})"
             )
         layers.append(layer)

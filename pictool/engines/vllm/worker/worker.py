@@ -284,7 +284,7 @@ class WorkerSide:
     # Compiling
 
     def _compile(self, job: CompileJob, target: Target) -> Work[Sequence[float]]:
-        """Compute a chunk after its sinks, and hand its object to a thread that writes it; the first rank writes."""
+        """Compute a chunk after its context, and hand its object to a thread that writes it; the first rank writes."""
         forward, rank, target = self._forward, self._forward.model.rank, job.adapter.target if job.adapter else target
         rows, capture = RowSet.of([np.ones(len(job.tokens), dtype=bool)]), _KVCapture(forward.model)
         work = forward.run(PromptBatch.of([job.tokens], [job.blocks], job.adapter), rows, self._budget.max_rows)
@@ -299,7 +299,7 @@ class WorkerSide:
             key, value = map(torch.cat, keys_and_values)
             joined = by_rotation(target.geometry, forward.model.as_stored(key), value)
             parts = (part.reshape(len(job.tokens), len(rank.heads), -1) for part in joined)
-            layers.append([rank.gather_heads(part)[job.sinks :].transpose(0, 1).contiguous() for part in parts])
+            layers.append([rank.gather_heads(part)[job.before :].transpose(0, 1).contiguous() for part in parts])
         computed = streams.event_now(forward.model.device)
         write = partial(self._write, job, target, layers, computed) if rank.is_first else lambda: None
         self._writing[job.request_id] = self._threads.submit(write)
@@ -310,15 +310,15 @@ class WorkerSide:
     ) -> None:
         if computed is not None:  # this thread's stream is not the one that computes: vLLM's own is
             computed.synchronize()
-        tokens = job.tokens[job.sinks :]
-        dummy = int(job.tokens[0]) if job.sinks else None
-        own = target.identify(tokens, job.sinks, CODEC, job.salt, dummy)
-        meta = ObjectMeta(own.key, target, len(tokens), job.sinks, CODEC, dummy=dummy, salted=own.salted)
+        before, tokens = tuple(job.tokens[: job.before].tolist()), job.tokens[job.before :]
+        after = (before,) if before else ()
+        own = target.identify(tokens, CODEC, job.salt, after=after)
+        meta = ObjectMeta(own.key, target, len(tokens), CODEC, salted=own.salted, after=after)
         data = [(to_bytes(key), to_bytes(value)) for key, value in layers]
         self._model.require_storable()
         own_target, adapter = self._model.target, job.adapter
         if target != (own_target if adapter is None else adapted(own_target, adapter.request.lora_path)):
-            raise ModelError(f"{self._model.name}: the scheduler has other weights than a worker; start vLLM again")
+            raise ModelError(f"{self._model.name}: the scheduler's weights differ from a worker's; start vLLM again")
         self._store.put(CompiledChunk(meta, job.text, tokens, data))
 
     def _take_written(self, wait_s: float) -> dict[str, JobResult]:

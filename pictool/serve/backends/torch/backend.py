@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -72,7 +72,7 @@ def _open_residents(model: Model, store: Store, settings: BackendSettings) -> Re
     if pool_bytes is None:
         pool_bytes = default_pool_bytes(model) if "pool" in engine_of(model).supports else 0
     if settings.kept_bytes and not pool_bytes:
-        raise InputError(f"--keep-prefixes: needs KV of {model.name} on the device, and there is none; see --pool")
+        raise InputError(f"--keep-prefixes: needs KV of {model.name} on the device; see --pool")
     kept = store.within("prefixes", max_bytes=settings.kept_bytes) if settings.kept_bytes else None
     return ResidentObjects(model, pool_bytes, True, kept, store.memory) if pool_bytes else None
 
@@ -120,7 +120,7 @@ class TorchBackend(EngineBackend):
         async with aclosing(self._driven(work.tenant, partial(self._answer, work))) as events:
             async for event in events:
                 yield event
-        await self._learn(work)
+        self._learn(work)
 
     async def count(self, prompt: ChatPrompt, tenant: Tenant) -> int:
         def work(engine: Engine, send: Send) -> None:
@@ -249,12 +249,19 @@ class TorchBackend(EngineBackend):
         compared = compare_answers(own, exact).report()
         return VerificationEvent({name: compared[name] for name in _VERIFIED})
 
-    # Texts that requests repeat
+    # Texts that requests may repeat
 
-    def _begin_learning(self, tenant: Tenant, parts: Sequence[str]) -> None:
+    def _begin_learning(self, tenant: Tenant, parts: Mapping[str, bool]) -> None:
         engine = self.engine_of(tenant)
-        with suppress(QueueFullError, ClosedError):
-            self._thread.submit(EngineTask(tenant.name, lambda _: self._compile_parts(engine, parts), lambda _: None))
+
+        def end(_: BaseException | None) -> None:
+            self._is_learning = False
+
+        task = EngineTask(tenant.name, lambda _: self._compile_parts(engine, parts), end, is_idle=True)
+        try:
+            self._thread.submit(task)
+        except (QueueFullError, ClosedError) as error:
+            end(error)
 
     # Plans
 
@@ -280,7 +287,7 @@ class TorchBackend(EngineBackend):
 
     def _head_key(self, model: Model, head: TokenIds) -> str | None:
         """The object of a head, if it was compiled: it is where it was compiled, so it is exact."""
-        key = model.key(head, 0, CODEC, 0)
+        key = model.key(head, CODEC, 0)
         return key if len(head) and self._store.path(key).exists() and self._store.has(key) else None
 
     def _link(

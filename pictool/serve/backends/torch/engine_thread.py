@@ -21,6 +21,7 @@ from greenlet import greenlet
 from pictool.runtime.turns import Pause, set_checkpoint
 
 QUANTUM_S = 0.05  # a turn ends at the first checkpoint after it; tasks that have computed as long are equals
+QUIET_S = 0.5  # after which idle tasks run: between two requests of a busy server they would delay the second
 _log = logging.getLogger("pictool.serve")
 
 
@@ -40,12 +41,14 @@ class TaskCancelled(BaseException):
 class EngineTask:
     """Work on the engine's thread. `work` and `on_end`, with the error if there is one, are called there.
 
-    `busy_s` is for how long it has computed, or as long as others that have their turns when it began.
+    `busy_s` is for how long it has computed, or as long as others that have their turns when it began. One for which
+    nobody waits `is_idle`: it runs while no other task does, and none did a moment before.
     """
 
     tenant: str
     work: Callable[[EngineTask], None]
     on_end: Callable[[BaseException | None], None]
+    is_idle: bool = False
     is_cancelled: bool = False
     busy_s: float = 0.0
     _turn_began: float = field(default=0.0, repr=False)
@@ -96,7 +99,7 @@ class EngineTask:
         """
         ends_turn = pause == "turn" and self._has_paused
         self._has_paused = True
-        is_over = self.is_cancelled or time.perf_counter() - self._turn_began >= QUANTUM_S
+        is_over = self.is_cancelled or self.is_idle or time.perf_counter() - self._turn_began >= QUANTUM_S
         if ends_turn or pause == "step" or is_over:
             self.checkpoint(ends_turn)
 
@@ -198,6 +201,7 @@ class EngineThread:
     def __init__(self, limit: int, most: int) -> None:
         self._queue, self._most = FairQueue[EngineTask](limit), most
         self._active: list[EngineTask] = []
+        self._busy_at = -QUIET_S  # when another than an idle task last ran, by time.perf_counter
         self._least_s = 0.0  # for which an active task has computed, when the last ones came
         self._leaving: list[tuple[EngineTask, BaseException | None]] = []  # had begun, and lost their places
         self._changed, self._is_closing = threading.Condition(), False
@@ -255,6 +259,8 @@ class EngineThread:
             for task in self._least_busy():
                 if not self._advance(task):
                     self._active.remove(task)
+                if not task.is_idle:
+                    self._busy_at = time.perf_counter()
         with self._changed:
             self._leaving += [(task, ClosedError()) for task in [*self._active, *self._queue.drain()]]
         self._end_leaving()
@@ -262,25 +268,28 @@ class EngineThread:
     def _admit(self) -> bool:
         """Wait for tasks, and take in as many as may run; False at the end."""
         with self._changed:
-            while not (self._is_closing or self._active or len(self._queue) or self._leaving):
-                self._changed.wait()
-            self._least_s = min((task.busy_s for task in self._active), default=self._least_s)
+            while not (self._is_closing or self._least_busy() or len(self._queue) or self._leaving):
+                self._changed.wait(QUIET_S if self._active else None)
+            self._least_s = min((task.busy_s for task in self._active if not task.is_idle), default=self._least_s)
             if len(self._queue):
                 self._rest()
-            running = Counter(task.tenant for task in self._active)
+            running = Counter(task.tenant for task in self._active if not task.is_idle)
             while len(self._queue) and (
-                len(self._active) < self._most or not running[self._queue.next_tenant(running)]
+                running.total() < self._most or not running[self._queue.next_tenant(running)]
             ):  # fmt: skip
                 task = self._queue.pop(running)
                 task.busy_s = max(task.busy_s, self._least_s)
                 self._active.append(task)
-                running[task.tenant] += 1
+                running[task.tenant] += not task.is_idle
             return not self._is_closing
 
     def _least_busy(self) -> list[EngineTask]:
-        """The active tasks that have computed least, and those that have hardly more."""
-        least_s = min((task.busy_s for task in self._active), default=0.0)
-        return [task for task in self._active if task.busy_s <= least_s + QUANTUM_S]
+        """The active tasks that have computed least, and those that have hardly more; idle ones only after a pause."""
+        active = [task for task in self._active if not task.is_idle or task.is_cancelled]
+        if not active and time.perf_counter() - self._busy_at >= QUIET_S:
+            active = self._active
+        least_s = min((task.busy_s for task in active), default=0.0)
+        return [task for task in active if task.busy_s <= least_s + QUANTUM_S]
 
     def _rest(self) -> None:
         """Put tasks back whose turns ended: as many of those that wait begin, so the queue's limit holds."""

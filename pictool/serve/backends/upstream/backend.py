@@ -10,7 +10,7 @@ import math
 import secrets
 import threading
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from copy import copy, deepcopy
@@ -20,19 +20,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from pictool.compiler.chunking import make_chunk
+from pictool.compiler.chunking import MOST_BEFORE, make_chunk
 from pictool.compiler.compile import Compiled, object_key
 from pictool.core import Chunk, PromptText, TokenIds
 from pictool.engines.base import Engine
 from pictool.engines.vllm.request import FIELD, MAX_OBJECTS
 from pictool.errors import InputError, PicError
-from pictool.fidelity.divergence import check_prompts
+from pictool.fidelity.divergence import Divergence, measure_divergence
 from pictool.linker.grid import label_of
 from pictool.linker.policies import BASELINE
 from pictool.linker.policies.base import Policy
-from pictool.linker.policies.fixup import without_table
 from pictool.linker.spec import Spec
-from pictool.recognition.matches import Match
 from pictool.runtime.model import Model
 from pictool.serve.admission import AdmissionControl, held
 from pictool.serve.backends.base import FULL, BackendSettings, EngineBackend, log
@@ -73,7 +71,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LINKED = ("linked", "cached")  # states of the connector's report
 _DRIVEN = 16  # engines that run at once: requests of pic link, span queries, and texts to compile
-_NO_REPORT = "its server has no report of it; name each engine of a server as an --upstream of its own"
+_NO_REPORT = "its server has no report of it; pass each engine of a server as its own --upstream"
 
 
 class UpstreamBackend(EngineBackend):
@@ -108,7 +106,7 @@ class UpstreamBackend(EngineBackend):
         """Reach the servers, and link a few prompts on one: far from full recompute, and all answers are exact.
 
         Args:
-            limit: KL(full ‖ linked) in nats that is not far; None: nothing is checked. refuses: a server that is far
+            limit: share of blind reuse's KL that is not far; None: nothing is checked. refuses: a server that is far
                 from it ends the start.
 
         Raises:
@@ -116,7 +114,7 @@ class UpstreamBackend(EngineBackend):
         """
         await self._replicas.start()
         length = min(self._replicas.context_length, self._base.max_positions)
-        longest = length - Spec(policy=self.policy).objects.sinks - 2
+        longest = length - 2 - MOST_BEFORE
         await asyncio.to_thread(self.begin, self._replicas.model, length, longest)
         self._base.name = self.model  # as clients know it, in what they are told
         if limit is not None and self.policy.needs.objects:
@@ -149,7 +147,7 @@ class UpstreamBackend(EngineBackend):
             async with aclosing(self._events(work, prompt_layout, policy)) as events:
                 async for event in events:
                     yield event
-        await self._learn(work)
+        self._learn(work)
 
     async def _events(
         self, work: AnswerRequest, prompt_layout: PromptLayout, policy: Policy
@@ -205,7 +203,7 @@ class UpstreamBackend(EngineBackend):
     def _finish(self, index: int, delta: Delta, tokens: Sequence[int]) -> FinishEvent:
         """The end of an answer. Raises ApiError: its server ended it."""
         if delta.finish_reason not in ("stop", "length"):
-            raise ApiError(503, "the server ended the answer; try again", code="upstream_lost")
+            raise ApiError(503, "the server broke off the answer; try again", code="upstream_lost")
         stop = delta.stop_reason if isinstance(delta.stop_reason, str) else None
         is_ended = delta.finish_reason == "stop" and stop is None and len(tokens) > 0
         end = self._text_of(tokens[-1:]) if is_ended else ""
@@ -295,9 +293,11 @@ class UpstreamBackend(EngineBackend):
 
     def _policy_of(self, linking: Linking) -> Policy:
         """The policy of a request. Raises ApiError."""
-        policy = super()._policy_of(linking)
+        policy = super()._policy_of(linking).without_attention
         if policy.needs.chain_block:
-            raise ApiError(400, f"policy: {policy.name}: vLLM has a prefix cache of its own", param="pic.policy")
+            raise ApiError(400, f"policy: {policy.name}: vLLM has its own prefix cache", param="pic.policy")
+        if policy.needs.attention:
+            raise ApiError(400, f"policy: {policy.name}: vLLM does not expose attention", param="pic.policy")
         policy.require_second_model(self._base)
         return policy
 
@@ -316,8 +316,9 @@ class UpstreamBackend(EngineBackend):
 
         found = await self._in_thread(lambda: self._lay_out(engine.model, pieces, open_object, linking, policy))
         if len(found.matches) > MAX_OBJECTS:
-            raise ApiError(400, f"messages: {len(found.matches)} objects; {MAX_OBJECTS} at most", param="messages")
-        self._require_tables(found.matches, policy)
+            raise ApiError(
+                400, f"messages: {len(found.matches)} objects, but at most {MAX_OBJECTS} are allowed", param="messages"
+            )
         last = pieces[-1]
         return replace(
             found, tail=last.text if isinstance(last, PromptText) else "",
@@ -326,14 +327,7 @@ class UpstreamBackend(EngineBackend):
 
     def _require_room(self, model: Model, num_tokens: int) -> None:
         if num_tokens >= self.context_length:
-            raise InputError(f"the prompt has {num_tokens} tokens, and the server {self.context_length} positions")
-
-    def _require_tables(self, matches: Sequence[Match], policy: Policy) -> None:
-        """Refuse a named object without a table of fixups, where the policy needs all: vLLM makes none."""
-        for match in matches if policy.needs.all_tables else ():
-            with self._store.peek(match.key) as file:
-                if file.meta.fixups is None:
-                    raise without_table(file.text(), match.start)
+            raise InputError(f"the prompt has {num_tokens} tokens, but the server has {self.context_length} positions")
 
     async def _compile_marked(
         self, engine: UpstreamEngine, pieces: Sequence[WrittenPiece], policy: Policy
@@ -390,27 +384,29 @@ class UpstreamBackend(EngineBackend):
             "+".join(sorted(set(sources.values()))), marked=prompt_layout.marked, parts=parts, **more,
         )  # fmt: skip
 
-    def _begin_learning(self, tenant: Tenant, parts: Sequence[str]) -> None:
+    def _begin_learning(self, tenant: Tenant, parts: Mapping[str, bool]) -> None:
         async def learn() -> None:
-            engine = await self._apart(self._engine_of(tenant, later=True))
-            await asyncio.to_thread(self._compile_parts, engine, parts)
+            try:
+                engine = await self._apart(self._engine_of(tenant, later=True))
+                await asyncio.to_thread(self._compile_parts, engine, parts)
+            finally:
+                self._is_learning = False
 
-        if self._learning is None or self._learning.done():
-            self._learning = asyncio.create_task(learn())
+        self._learning = asyncio.create_task(learn())
 
     # The start
 
-    async def _measure(self) -> float:
-        """The mean divergence of the check's prompts. Their objects have a salt of their own, and are removed.
+    async def _measure(self) -> Divergence:
+        """The policy on the check's prompts. Their objects have a salt of their own, and are removed.
 
         Raises:
             InputError: they cannot be linked.
         """
         engine, made = await self._apart(self._engine_of(Tenant("check", secrets.token_hex(16)))), list[Compiled]()
 
-        def run() -> float:
-            specs = check_prompts(engine.model, self._settings.policy, self.context_length)
-            return sum(engine.divergence(spec, made.append) for spec in specs) / len(specs)
+        def run() -> Divergence:
+            policies, after = [self._settings.policy], self._settings.after
+            return measure_divergence(engine, policies, after, self.context_length, on_compile=made.append)[0]
 
         try:
             return await asyncio.to_thread(run)

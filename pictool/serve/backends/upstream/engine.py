@@ -13,20 +13,20 @@ from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, nullcon
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
-
 from pictool.compiler.chunking import make_chunk
-from pictool.compiler.compile import Compiled, OnCompile, object_key, sink_tokens
-from pictool.core import AnswerFormat, Chunk, CompileOptions, FixupTable, Layout, Sampling
+from pictool.compiler.compile import Compiled, OnCompile, object_key
+from pictool.compiler.contexts import contexts_of
+from pictool.core import AnswerFormat, Chunk, CompileOptions, Layout, Sampling
 from pictool.engines.base import Answer, Comparison, Engine, Feature, LinkResult, compare_answers, outcome_of
 from pictool.engines.vllm.request import FIELD, compile_proof
-from pictool.errors import InputError, ObjectError, PicError, StoreError
-from pictool.linker.policies.base import Policy, Prompt
+from pictool.errors import InputError, PicError
+from pictool.linker.policies.base import Policy
 from pictool.linker.resolve import Part, lay_out_spec
 from pictool.linker.spec import Spec
 from pictool.reading import open_regular
 from pictool.runtime.model import Model
 from pictool.serve.backends.upstream.replicas import CompletionParams, Delta, Replicas, StreamEnd
+from pictool.store.eviction import unmark_learned
 from pictool.store.store import Store
 
 LIKELY = 20  # tokens that two answers are compared over: as many as vLLM gives without an option
@@ -74,18 +74,19 @@ class UpstreamEngine(Engine):
 
     def compile(
         self, chunks: Iterable[Chunk | str], options: CompileOptions = CompileOptions(), *, force: bool = False,
-        probe_model: Model | None = None, on_done: OnCompile | None = None,
+        on_done: OnCompile | None = None,
     ) -> list[Compiled]:  # fmt: skip
         """Compile by vLLM's own prefill; the objects equal the torch engine's up to the dtype's noise."""
         self.require_options(options)
         done: list[Compiled] = []
         for chunk in [chunk if isinstance(chunk, Chunk) else make_chunk(self.model, chunk, "text") for chunk in chunks]:
             if not chunk.tokens:
-                raise InputError(f"{chunk.source}: cannot be compiled, as it has no tokens")
+                raise InputError(f"{chunk.source}: has no tokens; nothing to compile")
             key = object_key(self.model, chunk, options)
+            unmark_learned(self.store.root, [key])
             is_new = force or not self.store.has_whole(key)
             if is_new:
-                self._compile(chunk, options.sinks)
+                self._compile(chunk, options)
                 if not self.store.has(key):
                     raise InputError(
                         f"object {key[:12]}: its server wrote it to another store; give both the same --store or "
@@ -111,7 +112,8 @@ class UpstreamEngine(Engine):
 
     def compare(self, spec: Spec, answer: Answer, full: Answer) -> Comparison:
         """As every engine's. `kl` is `coarse_kl`, over the likely tokens of full recompute."""
-        return compare_answers(answer, full, self._first_of(spec, None))
+        prompt = self._prepare(spec, None)
+        return compare_answers(answer, full, self.first_token(prompt.layout.tokens.tolist(), prompt.params))
 
     def answer_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Answer | PicError]]:
         """Answer specs side by side, in one batch of vLLM's. `decode_s` of an answer is that beside the others."""
@@ -126,10 +128,6 @@ class UpstreamEngine(Engine):
             answering[index].push(event, seconds)
             if isinstance(event, StreamEnd):
                 yield index, outcome_of(answering[index].answer)
-
-    def divergence(self, spec: Spec, on_compile: OnCompile) -> float:
-        """KL(full ‖ linked) in nats of a prompt's first token, as `coarse_kl` has it."""
-        return self._first_of(spec, on_compile)[0]
 
     def first_token(self, tokens: Sequence[int], params: Mapping[str, Any] | None) -> tuple[float, bool]:
         """A prompt's first token, linked, against that of full recompute: `coarse_kl`, and whether both are the same.
@@ -151,10 +149,6 @@ class UpstreamEngine(Engine):
         if sending is not None:
             sending.cancel()
 
-    def _first_of(self, spec: Spec, on_compile: OnCompile | None) -> tuple[float, bool]:
-        prompt = self._prepare(spec, on_compile)
-        return self.first_token(prompt.layout.tokens.tolist(), prompt.params)
-
     def _first(
         self, tokens: Sequence[int], params: CompletionParams
     ) -> tuple[Mapping[int, float], Mapping[str, Any] | None]:
@@ -170,6 +164,7 @@ class UpstreamEngine(Engine):
     def _answering(
         self, spec: Spec, on_text: Callable[[str], None] | None = None, on_compile: OnCompile | None = None
     ) -> _Answering:
+        spec = replace(spec, policy=spec.policy.without_attention)
         prompt = self._prepare(spec, on_compile)
         params = completion_params(self.model, spec.sampling, spec.max_new_tokens, prompt.params, 0)
         salt = secrets.token_hex(16) if spec.is_fresh and prompt.params is None else self.model.salt
@@ -179,17 +174,14 @@ class UpstreamEngine(Engine):
         """Resolve and lay out a prompt, and have its objects in the store.
 
         Raises:
-            PicError: an unusable document, a prompt that is too long, or a policy that cannot do without tables.
+            PicError: an unusable document, or a prompt that is too long.
         """
         with ExitStack() as opened:
             prompt = lay_out_spec(self.model, self.store, spec, opened)
             parts, layout = prompt.parts[1:], prompt.layout
-            if spec.policy.needs.tables:  # what vLLM compiles has no table
-                tables = tuple(self._table(part) for part in parts)
-                spec.policy.select(Prompt(self.model, layout, prompt.texts, tables))
             if layout.num_tokens >= self._replicas.context_length:
                 raise InputError(
-                    f"the prompt has {layout.num_tokens} tokens, and the server {self._replicas.context_length} "
+                    f"the prompt has {layout.num_tokens} tokens, but the server has {self._replicas.context_length} "
                     "positions"
                 )
             if spec.policy.needs.objects and parts:
@@ -200,36 +192,25 @@ class UpstreamEngine(Engine):
                 params[FIELD]["fresh"] = True
             return PreparedPrompt(layout, params, names)
 
-    def _table(self, part: Part) -> FixupTable | None:
-        """The table of a part's object; None without one, or if it is still to be compiled. 0 for a separator."""
-        if part.is_separator:
-            return np.zeros(len(part.chunk), dtype=np.float16)
-        if part.file is not None:
-            return part.file.fixups()
-        try:
-            with self.store.peek(part.key(self.model)) as file:
-                return file.fixups()
-        except (StoreError, ObjectError):
-            return None
-
     def _store_objects(self, parts: Sequence[Part], on_compile: OnCompile | None) -> None:
         """Have every part's object in the store: compile it, or copy it if it was given as a file of its own."""
         for part in parts:
             target = self.store.path(part.key(self.model))
             if part.file is None:
-                for done in self.compile([part.chunk], CompileOptions(part.options.sinks)):
+                for done in self.compile([part.chunk], part.options):
                     if done.is_new and on_compile is not None:
                         on_compile(done)
             elif part.file.path.resolve() != target.resolve():
                 with open(open_regular(part.file.path), "rb") as file:
                     self.store.insert(part.file.meta.key, file)
 
-    def _compile(self, chunk: Chunk, sinks: int) -> None:
-        tokens = [*sink_tokens(self.model, sinks), *chunk.tokens, chunk.tokens[-1]]
+    def _compile(self, chunk: Chunk, options: CompileOptions) -> None:
+        (before,) = contexts_of(self.model, chunk, options) or ((),)
+        tokens = [*before, *chunk.tokens, chunk.tokens[-1]]
         if len(tokens) >= self._replicas.context_length:
             raise InputError(f"{chunk.source}: {len(tokens)} tokens, too long for this engine; cut it (--chunk-tokens)")
-        proof = compile_proof(chunk.text, sinks, self.model.salt)
-        params = {"compile": {"text": chunk.text, "sinks": sinks, "proof": proof, "later": self._is_later}}
+        proof = compile_proof(chunk.text, before, self.model.salt)
+        params = {"compile": {"text": chunk.text, "before": len(before), "proof": proof, "later": self._is_later}}
         _, report = self._first(tokens, completion_params(self.model, Sampling(), 1, {FIELD: params}, None))
         if report is None or report["state"] != "compiled":
             raise InputError(f"{chunk.source}: cannot be compiled ({(report or {}).get('problem')})")
@@ -283,6 +264,7 @@ class _Answering:
         self._tokens, self._logprobs = list[int](), list[float]()
         self._report: Mapping[str, Any] | None = None
         self._ttft_s = self._seconds = 0.0
+        self._is_complete = True
 
     def push(self, event: Event, seconds: float) -> None:
         """Go on with what a server sent, so many seconds after it was asked."""
@@ -291,6 +273,7 @@ class _Answering:
             self._report = event.report
             return
         self._ttft_s = self._ttft_s or seconds
+        self._is_complete = event.finish_reason != "length"
         for token, row in zip(event.tokens, event.logprobs, strict=True):
             self._tokens.append(token)
             self._logprobs.append(row[token])
@@ -302,7 +285,7 @@ class _Answering:
         from pictool.runtime.decode import Generated
 
         self._show(self._stream.finish())
-        generated = Generated(self._stream.text, tuple(self._tokens), tuple(self._logprobs))
+        generated = Generated(self._stream.text, tuple(self._tokens), tuple(self._logprobs), self._is_complete)
         layout, report = self._prompt.layout, self._report
         recomputed, load_s, select_s = float(layout.num_context), 0.0, 0.0
         if report is not None:

@@ -104,16 +104,19 @@ class Replicas:
             except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
                 failed[url] = error
         if not found:
-            raise InputError(f"--upstream {self._shown()}: no server answers there; start vllm serve, and see its log")
+            raise InputError(f"--upstream {self._shown()}: no server answers; start vllm serve, or see its log")
         if len(set(found.values())) > 1:
-            raise InputError(f"--upstream {self._shown()}: must serve one model under one name and --max-model-len")
+            raise InputError(
+                f"--upstream {self._shown()}: all must serve the same model, under the same name and --max-model-len"
+            )
         for url, reason in failed.items():
             self._fail(self._replicas[url], reason)
         self.model, self.context_length = next(iter(found.values()))
         for url in found:
             if (await self._report(url, "probe"))["state"] != "unknown":
                 raise InputError(
-                    f"--upstream {without_credentials(url)}: runs no PicConnector of this version; docs/guides/vllm.md"
+                    f"--upstream {without_credentials(url)}: does not run this version of PicConnector; see "
+                    "docs/guides/vllm.md"
                 )
 
     async def disconnect(self) -> None:
@@ -159,10 +162,12 @@ class Replicas:
             except (httpx.HTTPError, _BrokenError) as error:
                 self._fail(replica, error)
                 if has_begun:
-                    raise ApiError(503, "the server that answered was lost; try again", code="upstream_lost") from error
+                    raise ApiError(
+                        503, "the server that was answering was lost; try again", code="upstream_lost"
+                    ) from error
             finally:
                 replica.num_active -= 1
-        raise ApiError(503, "no server of this router answers; try again", code="no_upstream")
+        raise ApiError(503, "no upstream server answers; try again", code="no_upstream")
 
     def _http(self) -> httpx.AsyncClient:
         """The client of the event loop that runs: the start has one of its own."""
@@ -204,7 +209,7 @@ class Replicas:
                     num_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", num_cached)
             yield StreamEnd(None if reporting is None else await reporting, num_cached)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise _BrokenError(f"no answer of vLLM's ({type(error).__name__})") from error
+            raise _BrokenError(f"no answer from vLLM ({type(error).__name__})") from error
         finally:
             if reporting is not None:
                 reporting.cancel()
@@ -251,7 +256,7 @@ class Replicas:
         replica.resumes = time.monotonic() + _LEFT_OUT_S
         self._residency.forget(replica.url)
         word = str(error) or type(error).__name__
-        _log.warning("pic: %s is left out for %g s: %s", without_credentials(replica.url), _LEFT_OUT_S, word)
+        _log.warning("pic: %s is not used for %g s: %s", without_credentials(replica.url), _LEFT_OUT_S, word)
 
     def _shown(self) -> str:
         return " ".join(map(without_credentials, self._replicas))
