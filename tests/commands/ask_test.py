@@ -49,7 +49,7 @@ def test_it_names_its_sources_and_what_it_left_out(docs: Path, model: Path) -> N
     assert first.code == 0, first.err
     assert sources(first.out) == ["docs/a.md, Harbour", "docs/sub/b.pdf, p. 2"]
     assert "docs/noise.bin: " in first.err
-    assert "compiled docs/a.md, Harbour first" in first.err and "Numbers first" not in first.err
+    assert "compiled first: docs/a.md, Harbour" in first.err and "Numbers first" not in first.err
     second = pic("ask", docs, *QUESTION, "-m", model)
     assert second.out == first.out and "compiled" not in second.err
 

@@ -50,7 +50,7 @@ def test_json_has_exactly_the_contract_s_keys(link: Any, model: Path) -> None:
 def test_a_text_is_compiled_first_and_says_so_once(link: Any) -> None:
     first, second = link("a.txt", "b.txt", *QUERY), link("a.txt", "b.txt", *QUERY)
     for name in ("a.txt", "b.txt"):
-        assert sum(f"compiled {name} first" in line for line in first.err.splitlines()) == 1
+        assert sum(f"compiled first: {name}" in line for line in first.err.splitlines()) == 1
     assert len(second.err.splitlines()) == 1 and "context rows recomputed" in second.err
     assert first.out == second.out
 

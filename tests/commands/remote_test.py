@@ -54,9 +54,9 @@ def test_environment_and_settings_name_a_remote(
     write("pic.yaml", f"remote: {server.url}\nmemory: 1M\n")
     assert "compiled" not in link(model).err and server.asked
     monkeypatch.setenv("PIC_REMOTE", "memory://empty")
-    assert "compiled a.txt first" in pic(*LINK, "-m", model, "--store", "other").err
+    assert "compiled first: a.txt" in pic(*LINK, "-m", model, "--store", "other").err
     asked = len(server.asked)
-    assert "compiled a.txt first" in pic(*LINK, "-m", model, "--store", "third", "--remote", "").err
+    assert "compiled first: a.txt" in pic(*LINK, "-m", model, "--store", "third", "--remote", "").err
     assert len(server.asked) == asked
 
 
