@@ -14,8 +14,8 @@ CLIENTS ?= .venv-clients
 AIDER  ?= .venv-aider
 CLIENT_PINS ?= constraints-clients.txt
 LLAMACPP ?= .venv-llamacpp
-TORCHAO := $(VENV)/torchao
-TRITON := $(VENV)/triton
+TORCHAO := $(abspath $(VENV)/torchao)
+TRITON := $(abspath $(VENV)/triton)
 
 LOCKING := .venv-lock
 
