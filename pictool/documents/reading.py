@@ -50,8 +50,13 @@ class Document:
         """All of it, in its order."""
         return "\n\n".join(section.text for section in self.sections) + "\n"
 
+    @property
+    def reason(self) -> str:
+        """Why it was not read, or not wholly."""
+        return self.problem or "; ".join(self.notes)
+
     def __str__(self) -> str:
-        return f"{self.path}: {self.problem or '; '.join(self.notes) or self.reader}"
+        return f"{self.path}: {self.reason or self.reader}"
 
 
 class FileReader:

@@ -24,6 +24,7 @@ from terminal import open_terminal
 import pictool
 from commands.conftest import MORE, TEXT
 from commands.run import pic, write
+from pictool.commands.linking.folder import MAX_NOTES
 from training.world.generate import Question, filler, write_prompt
 
 QUESTION = ("-q", "Who knows why?", "--max-new-tokens", 4)
@@ -261,3 +262,7 @@ def test_a_question_of_the_world_over_five_hundred_files(world: tuple[Path, list
     named = re.findall(r"skipped: .*/broken/\d (.*?): (.*)", second.err)
     assert len(named) == NUM_BROKEN and all(folders.BROKEN[name][1] in said for name, said in named)
     assert f" {NUM_BROKEN} files" in second.err
+    notes = re.findall(r"skipped: (.*)", pic("ask", root, "-q", question.text).err)
+    assert len(notes) == MAX_NOTES + 1  # a line a reason, and one for the others
+    more = [int(number) for note in notes for number in re.findall(r"(\d+) more files", note)]
+    assert len(more) == len(notes) and MAX_NOTES + sum(more) == NUM_BROKEN

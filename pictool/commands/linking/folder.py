@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pictool.runtime.model import Model
     from pictool.store.store import Store
 
-MAX_NOTES = 5  # of files that cannot be read, or not wholly, one a line
+MAX_NOTES = 5  # of reasons why files cannot be read, or not wholly
 PASSAGE_TOKENS = 256
 
 
@@ -84,11 +84,14 @@ def read_library(reader: LibraryReader, files: Sequence[Path]) -> Library:
 
 
 def note_files(what: str, files: Sequence[Document]) -> None:
-    """A note for each file, and their number."""
-    shown = files if is_verbose() else files[:MAX_NOTES]
-    for document in shown:
-        note(f"{what}: {document}")
-    if len(files) > len(shown):
-        note(f"{what}: {count(len(files) - len(shown), 'more file')}; pic -v lists all")
+    """A note for the first file of each reason, under `-v` for each file; and the number of files."""
+    alike: dict[str, list[Document]] = {}
+    for document in files:
+        alike.setdefault(str(document.path) if is_verbose() else document.reason, []).append(document)
+    shown = list(alike.values())[: None if is_verbose() else MAX_NOTES]
+    for first, *others in shown:
+        note(f"{what}: {first}" + (f" (and {count(len(others), 'more file')})" if others else ""))
+    if num_left := len(files) - sum(map(len, shown)):
+        note(f"{what}: {count(num_left, 'more file')} for other reasons; pic -v lists all")
     if files:
         note(f"{count(len(files), 'file')} {what}")
