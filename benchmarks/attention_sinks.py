@@ -32,7 +32,7 @@ from pictool.trace.deviation import kv_deviation
 from training.score import HELD_OUT
 from training.world.generate import KINDS, PageShape, write_prompt
 
-POLICIES = parse_grid(["full", "naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15"])
+POLICIES = parse_grid(["full", "naive", "legolink-4", "legolink-16", "cacheblend-15"])
 FIRST = (1, 4)  # tokens of every chunk
 
 

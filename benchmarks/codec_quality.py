@@ -29,7 +29,7 @@ from pictool.eval.statistics import clustered_mean
 from pictool.runtime.machine import machine
 
 CODECS = ("none", "zstd", "int8", "fp8", "int4")
-ALGORITHMS = ("naive", "legolink-0", "legolink-16", "cacheblend-15", "speccache-15")
+ALGORITHMS = ("naive", "legolink-16", "cacheblend-15", "speccache-15")
 ByLabel = dict[str, list[CaseResult]]  # in the order of the dataset
 
 

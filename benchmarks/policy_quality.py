@@ -38,7 +38,7 @@ from pictool.trace.deviation import attention_deviation, kv_deviation
 RATIOS = "0.05,0.1,0.15,0.2,0.3"
 DEEP = "1,0.6666,0"  # all layers of the second model, the last two thirds, the last one; a third is the default
 ALGORITHMS = (
-    "full", "naive", "legolink-0", "legolink:k=1,2,4,8,16,32", f"cacheblend:ratio={RATIOS}",
+    "full", "naive", "legolink:k=1,2,4,8,16,32", f"cacheblend:ratio={RATIOS}",
     f"cacheblend:ratio={RATIOS}:filter=single", "cacheblend:ratio=0.15,0.3:on=k,kv", f"speccache:ratio={RATIOS}",
     f"speccache:ratio={RATIOS}:max_span=1", f"speccache:ratio=0.15,0.3:deep={DEEP}",
     f"speccache:ratio=0.15,0.3:deep={DEEP},0.3333:spec_model=embedded",
