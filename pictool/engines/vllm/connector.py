@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pictool.engines.vllm.client.setup import make_setup
-from pictool.engines.vllm.versions import cache_hit_source, require_version
+from pictool.engines.vllm.needs import require_connector
 
-require_version()  # before anything is imported that another version may not have
+require_connector()  # before anything is imported that a version may not have
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -17,12 +17,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
 )
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from pictool.core import Target
 from pictool.engines.vllm.messages import Job, JobResult
 from pictool.engines.vllm.metrics import PicPromMetrics, PicStats
+from pictool.engines.vllm.request import Problem
 from pictool.engines.vllm.scheduler.planning import Planner
 from pictool.engines.vllm.scheduler.scheduler import SchedulerSide
+from pictool.engines.vllm.worker.check import make_forward
 from pictool.engines.vllm.worker.forward import RowForward
 from pictool.engines.vllm.worker.kv import TensorParallelRank, WorkerModel, find_worker, withhold_generators
 from pictool.engines.vllm.worker.worker import StepBudget, WorkerSide
@@ -60,20 +63,21 @@ class PicMetadata(KVConnectorMetadata):
 
 @dataclass
 class PicWorkerMetadata(KVConnectorWorkerMetadata):
-    """The outcomes of jobs by request id. A job that failed on any rank has failed."""
+    """The outcomes of jobs by request id: one that failed on any rank has failed; and why nothing is linked, if so."""
 
     outcomes: dict[str, JobResult]
+    declined: Problem | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, PicWorkerMetadata)
         failed = {name: outcome for name, outcome in other.outcomes.items() if outcome.problem is not None}
-        return PicWorkerMetadata({**other.outcomes, **self.outcomes, **failed})
+        return PicWorkerMetadata({**other.outcomes, **self.outcomes, **failed}, self.declined or other.declined)
 
 
 class PicConnector(KVConnectorBase_V1):
     """Links prompts from object files. vLLM sees loads that are asynchronous: no running step waits for them."""
 
-    _cache_hit_source = cache_hit_source()
+    _cache_hit_source = CacheHitSource.DISK
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig, **_: Any
@@ -82,6 +86,7 @@ class PicConnector(KVConnectorBase_V1):
         self._setup = make_setup(vllm_config, kv_cache_config)
         self._scheduler_side: SchedulerSide | None = None
         self._worker_side: WorkerSide | None = None
+        self._declined: Problem | None = None  # why no request is linked
         self._outcomes: dict[str, JobResult] = {}
         if role == KVConnectorRole.SCHEDULER:
             self._setup.require_fingerprint()
@@ -118,7 +123,7 @@ class PicConnector(KVConnectorBase_V1):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, PicWorkerMetadata):
-            self._scheduler.finish_jobs(meta.outcomes)
+            self._scheduler.finish_jobs(meta.outcomes, meta.declined)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return False, self._scheduler.finish_request(request)
@@ -130,15 +135,23 @@ class PicConnector(KVConnectorBase_V1):
         if rank.is_first:  # it writes objects
             setup.require_fingerprint()
         runner = self._worker.model_runner
-        model = WorkerModel(self._worker.get_model(), setup.config, setup.kv_cache_config, rank, runner)
-        forward, settings = RowForward(model), setup.settings
-        budget = StepBudget(settings.step_bytes, settings.step_rows or forward.max_rows, settings.step_ms / 1e3)
-        self._worker_side = WorkerSide(forward, setup.store, setup.model, budget)
+        module, config, settings = self._worker.get_model(), setup.config, setup.settings
+        forward = make_forward(
+            lambda: RowForward(WorkerModel(module, config, setup.kv_cache_config, rank, runner)),
+            config.model_config.max_model_len,
+        )
+        ((self._declined, _),) = rank.agree([forward if isinstance(forward, Problem) else None], [True])
+        if isinstance(forward, RowForward):
+            budget = StepBudget(settings.step_bytes, settings.step_rows or forward.max_rows, settings.step_ms / 1e3)
+            self._worker_side = WorkerSide(forward, setup.store, setup.model, budget)
 
     def start_load_kv(self, forward_context: ForwardContext, **_: Any) -> None:
         meta = self._get_connector_metadata()
-        assert isinstance(meta, PicMetadata) and self._worker_side is not None
-        self._outcomes |= self._worker_side.step(meta.jobs, meta.target, meta.is_idle)
+        assert isinstance(meta, PicMetadata)
+        if self._declined is not None or self._worker_side is None:
+            self._outcomes |= {job.request_id: JobResult(self._declined) for job in meta.jobs}
+        else:
+            self._outcomes |= self._worker_side.step(meta.jobs, meta.target, meta.is_idle)
         if self._rewinds_on_cpu:
             withhold_generators(self._worker)
 
@@ -157,7 +170,7 @@ class PicConnector(KVConnectorBase_V1):
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         outcomes, self._outcomes = self._outcomes, {}
-        return PicWorkerMetadata(outcomes) if outcomes else None
+        return PicWorkerMetadata(outcomes, self._declined) if outcomes else None
 
     # In both
 

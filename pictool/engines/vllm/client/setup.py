@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from pictool.core import Target
 from pictool.engines.vllm.request import SECRET, parse_codec, parse_policy
-from pictool.engines.vllm.versions import INSTALL, has_compared_kv, require_version
 from pictool.errors import InputError
 from pictool.linker.policies.base import Policy
 from pictool.runtime.model import Model, load_model
@@ -179,7 +178,6 @@ def make_setup(config: VllmConfig, kv_cache_config: KVCacheConfig) -> Setup:
         InputError: names every option that linking does not support.
         ModelError: an architecture that is not supported.
     """
-    require_version()
     if problems := [*_unsupported_options(config), *_unsupported_caches(kv_cache_config)]:
         raise InputError(f"PicConnector: {'; '.join(problems)}")
     assert config.kv_transfer_config is not None
@@ -221,7 +219,7 @@ def _unsupported_options(config: VllmConfig) -> Iterator[str]:
     model, parallel, transfer = config.model_config, config.parallel_config, config.kv_transfer_config
     cache_dtype = config.cache_config.cache_dtype
     assert transfer is not None
-    is_right = cache_dtype in ("auto", _dtype_of(config)) or (_is_fp8_on_cpu(config) and has_compared_kv())
+    is_right = cache_dtype in ("auto", _dtype_of(config)) or _is_fp8_on_cpu(config)
     refused = {
         'kv_load_failure_policy other than "recompute"': transfer.kv_load_failure_policy != "recompute",
         'kv_role other than "kv_both"': transfer.kv_role != "kv_both",
@@ -259,7 +257,7 @@ def _is_one_of_several() -> bool:
 
 
 def _require_latents(config: PretrainedConfig, is_mla: bool) -> None:
-    """Refuse a model of latents (MLA) whose KV vLLM keeps, or whose keys it rotates, another way, or that was untried.
+    """Refuse a model of latents (MLA) whose KV vLLM keeps, or whose keys it rotates, another way.
 
     Raises:
         InputError: says which.
@@ -273,8 +271,6 @@ def _require_latents(config: PretrainedConfig, is_mla: bool) -> None:
         )
     if not getattr(config, "rope_interleave", True):
         raise InputError("PicConnector: latents (MLA) with rope_interleave=false are not supported: vLLM rotates pairs")
-    if not has_compared_kv():
-        raise InputError(f"PicConnector: latents (MLA) are untested in this version of vLLM; {INSTALL}")
 
 
 def _unsupported_caches(kv_cache_config: KVCacheConfig) -> Iterator[str]:

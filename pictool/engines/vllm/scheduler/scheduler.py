@@ -32,7 +32,7 @@ from pictool.engines.vllm.request import (
     parse_request,
 )
 from pictool.engines.vllm.scheduler.planning import Planner
-from pictool.errors import PicError
+from pictool.errors import ModelError, PicError
 from pictool.linker.grid import label_of
 from pictool.linker.plan import LinkPlan
 from pictool.linker.policies.base import Selection
@@ -134,6 +134,7 @@ class SchedulerSide:
         self._reports: dict[str, LinkReport] = {}  # of requests that are neither any more
         self._named: dict[str, LinkReport] = {}  # by the name that a request gave its own
         self._jobs: list[Job] = []
+        self._declined: str | None = None  # why the workers link nothing
         self._threads = ThreadPoolExecutor(_THREADS, "pic-plan")
         self._threads_for_many = ThreadPoolExecutor(_THREADS_FOR_MANY, "pic-plan-many")
         self._throttle = planner.throttle
@@ -158,7 +159,7 @@ class SchedulerSide:
                 self._reports[request.request_id] = self._named.pop(parsed.name, unknown)
                 return
             salt = client_salt if parsed.salt is None else parsed.salt
-            if problem := _unlinkable(request):
+            if problem := self._declined or _unlinkable(request):
                 self._refuse(request, parsed, problem)
             elif isinstance(parsed, CompileParams):
                 self._add_compile(request, parsed, salt)
@@ -212,8 +213,13 @@ class SchedulerSide:
         jobs, self._jobs = self._jobs, []
         return jobs
 
-    def finish_jobs(self, outcomes: dict[str, JobResult]) -> None:
-        """Record outcomes. A request whose job failed is an ordinary one from here on: vLLM computes all of it."""
+    def finish_jobs(self, outcomes: dict[str, JobResult], declined: Problem | None = None) -> None:
+        """Record outcomes. A request whose job failed is an ordinary one from here on: vLLM computes all of it.
+
+        Args:
+            declined: why workers link nothing; then no request is planned any more.
+        """
+        self._declined = None if declined is None else declined.shown
         for name, outcome in outcomes.items():
             active = self._active.get(name)
             if active is None:  # it was aborted
@@ -308,8 +314,10 @@ class SchedulerSide:
         report.chunks, report.context = sum(span.key is not None for span in plan.spans[1:]), plan.num_context
         _count_documents(report, planned)
         report.timing["select_s"] = time.perf_counter() - link.started
-        salt = self._salts.salt_of(plan, link.client_salt)
+        salt, before = self._salts.salt_of(plan, link.client_salt), list(link.request.block_hashes)
         _set_salt(link.request, self._salts.unique() if link.is_fresh else salt)
+        if before and link.request.block_hashes == before:  # an ordinary request would be answered from linked blocks
+            raise ModelError("vLLM's block hashes do not depend on the salt of a request")
         link.planned = planned
 
     def _num_to_link(self, link: _Link, num_computed: int) -> int | None:

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from pictool.core import RowMask, TokenIds
 from pictool.engines.vllm.messages import Adapter
-from pictool.engines.vllm.versions import kernel_block_size
 from pictool.engines.vllm.worker.kv import AttentionLayer, LoadedJob, WorkerModel
 from pictool.linker.narrowing import Narrowing
 from pictool.linker.policies.base import Prompt, Scores
@@ -289,6 +288,8 @@ class RowForward:
 
     def _make_builders(self) -> dict[str, tuple[Any, int]]:
         """The metadata builder of every layer, shared by layers alike; and the kernel's blocks per block."""
+        from vllm.v1.worker.utils import select_common_block_size
+
         spec = self.model.cache_spec
         shared: dict[Any, tuple[Any, int]] = {}
         builders = {}
@@ -296,7 +297,7 @@ class RowForward:
             backend, attention = layer.attention.get_attn_backend(), layer.attention
             alike = (backend, attention.num_heads, str(getattr(attention.impl, "sliding_window", None)))
             if alike not in shared:
-                kernel = kernel_block_size(spec.block_size, backend, spec)
+                kernel = int(select_common_block_size(spec.block_size, [backend], [spec]))
                 builder = backend.get_builder_cls()(
                     spec.copy_with_new_block_size(kernel), [layer.name], self.model.config, self.model.device
                 )

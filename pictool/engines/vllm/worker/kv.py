@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from pictool.core import Geometry, Target
 from pictool.engines.vllm.messages import Adapter, LinkJob
+from pictool.engines.vllm.needs import INSTALL
 from pictool.engines.vllm.request import Problem, UnusableObjectError
 from pictool.engines.vllm.scheduler.matching import open_object
-from pictool.engines.vllm.versions import INSTALL
 from pictool.errors import ModelError, PicError
 from pictool.linker.plan import Span
 from pictool.runtime.memory import streams
@@ -182,6 +182,7 @@ class WorkerModel:
         layers: its attention layers, from the first to the last.
         config: vLLM's configuration.
         cache_spec: vLLM's description of the KV cache.
+        num_blocks: of it.
         device: where the model is.
         rank: this worker among those of tensor parallelism.
 
@@ -197,6 +198,7 @@ class WorkerModel:
         self._lora = getattr(runner, "lora_manager", None)
         (group,) = kv_cache_config.kv_cache_groups
         self.cache_spec: Any = group.kv_cache_spec
+        self.num_blocks = int(kv_cache_config.num_blocks)
         self.layers = _attention_layers(module, config, group.layer_names)
         self.device = next(module.parameters()).device
         model = config.model_config

@@ -286,7 +286,7 @@ class WorkerSide:
     def _compile(self, job: CompileJob, target: Target) -> Work[Sequence[float]]:
         """Compute a chunk after its context, and hand its object to a thread that writes it; the first rank writes."""
         forward, rank, target = self._forward, self._forward.model.rank, job.adapter.target if job.adapter else target
-        rows, capture = RowSet.of([np.ones(len(job.tokens), dtype=bool)]), _KVCapture(forward.model)
+        rows, capture = RowSet.of([np.ones(len(job.tokens), dtype=bool)]), KVCapture(forward.model)
         work = forward.run(PromptBatch.of([job.tokens], [job.blocks], job.adapter), rows, self._budget.max_rows)
         piece: ForwardPiece | None = next(work)
         while piece is not None:
@@ -345,7 +345,7 @@ def _send(work: Work[None], rows: int) -> ForwardPiece | None:
         return None
 
 
-class _KVCapture:
+class KVCapture:
     """Un-rotated keys, and values, of a forward of one run by layer; one entry per piece, by position."""
 
     def __init__(self, model: WorkerModel) -> None:
@@ -354,7 +354,7 @@ class _KVCapture:
         self.values: list[list[Tensor]] = [[] for _ in model.layers]
 
     @contextmanager
-    def hooks(self) -> Iterator[_KVCapture]:
+    def hooks(self) -> Iterator[KVCapture]:
         """Layers may share a rotary embedding: its last input is the key of the attention that runs next."""
         rotaries = {id(layer.rotary): layer.rotary for layer in self._model.layers}
         handles = [rotary.register_forward_pre_hook(self._see_key) for rotary in rotaries.values()]
