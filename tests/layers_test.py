@@ -30,8 +30,8 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.
 # Who stands on whom, lowest first. A part imports from the parts below it, and itself; `core` from `errors` and
 # `reading`, `commands` from `tui`, and nothing else from beside it. `pictool/__init__.py` re-exports, and is exempt.
 RANKS = {
-    "bounded_process": 0, "core": 0, "errors": 0, "escapes": 0, "lru": 0, "plugins": 0, "reading": 0, "routing": 0,
-    "urls": 0, "strict_yaml": 0,
+    "bounded_process": 0, "core": 0, "errors": 0, "escapes": 0, "lru": 0, "needs": 0, "plugins": 0, "reading": 0,
+    "routing": 0, "urls": 0, "strict_yaml": 0,
     "store": 1, "runtime": 1,
     "compiler": 2, "recognition": 2,
     "documents": 3, "linker": 3,

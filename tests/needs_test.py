@@ -9,8 +9,10 @@ import pytest
 
 from pictool.engines.vllm import needs
 from pictool.engines.vllm.needs import CONNECTOR, INSTALL, WORKER, require_connector
-from pictool.errors import InputError
+from pictool.errors import InputError, ModelError
 from pictool.needs import missing
+from pictool.runtime.model import load_model
+from pictool.runtime.support import require_transformers
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,15 @@ def test_a_vllm_without_what_the_connector_is_made_of_is_refused_in_one_line(mon
     with pytest.raises(InputError, match=r"^vLLM 0\.99\.1 .*json\.JSONConnector") as error:
         require_connector()
     assert "\n" not in str(error.value) and str(error.value).endswith(INSTALL)
+
+
+def test_a_model_is_not_read_by_a_transformers_that_lacks_what_links_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_transformers.cache_clear()
+    monkeypatch.setattr("pictool.runtime.support.NEEDS", {"transformers:AutoLink": ()})
+    with pytest.raises(ModelError, match=r"transformers\.AutoLink") as error:
+        _ = load_model("embedded").module
+    assert "\n" not in str(error.value)
+    require_transformers.cache_clear()
 
 
 def test_a_name_is_asked_for_once() -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from importlib.util import find_spec
 
 import torch
 
 from pictool.doctor.verdict import Verdict, VerdictStatus, guarded
+from pictool.needs import missing
 from pictool.runtime import device as devices
-from pictool.runtime.machine import machine
+from pictool.runtime.machine import installed, machine
+from pictool.runtime.support import NEEDS
 from pictool.store.scratch import nearest_directory
 from pictool.store.store import Store
 
@@ -20,6 +26,9 @@ SECTION = "machine"
 def examine_surroundings(store: Store, device: str) -> Iterator[Verdict]:
     """Look at the machine; `device` is as `load_model` takes it."""
     yield from guarded(SECTION, "versions", _versions)
+    yield from guarded(SECTION, "transformers", _transformers)
+    if find_spec("vllm") is not None:
+        yield from guarded(SECTION, "vLLM", _vllm)
     yield from guarded(SECTION, "processor", _processor)
     yield from guarded(SECTION, "accelerator", lambda: _accelerator(device))
     yield from guarded(SECTION, "store", lambda: _store(store))
@@ -37,6 +46,25 @@ def _versions() -> Verdict:
         f"pictool {facts['pictool'] or 'from its sources'}, {text}, {facts['system']}",
         facts,
     )
+
+
+def _transformers() -> Verdict:
+    return _needs("transformers", installed("transformers"), NEEDS, missing(NEEDS))
+
+
+def _vllm() -> Verdict:
+    """In a process of its own: vLLM sets up logging and threads where it is imported."""
+    done = subprocess.run([sys.executable, "-P", "-m", "pictool.engines.vllm.needs"], capture_output=True, text=True)
+    if done.returncode:
+        return Verdict(SECTION, "vLLM", VerdictStatus.FAILED, f"it cannot be imported: {done.stderr.splitlines()[-1]}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    return _needs("vLLM", found["version"], found["needs"], found["lacks"])
+
+
+def _needs(check: str, version: str | None, needs: Collection[str], lacks: Sequence[str]) -> Verdict:
+    status = VerdictStatus.FAILED if lacks else VerdictStatus.OK
+    text = f"lacks {', '.join(lacks)}" if lacks else f"has all {len(needs)} names that are called"
+    return Verdict(SECTION, check, status, f"{version} {text}", {"version": version, "lacks": list(lacks)})
 
 
 def _processor() -> Verdict:

@@ -276,6 +276,7 @@ class Model:
         """The `transformers` model on its device, for inference, with our attention function."""
         import torch
 
+        support.require_transformers()
         from pictool.runtime import attention, products
 
         if self._module is None:

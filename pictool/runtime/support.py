@@ -1,12 +1,14 @@
-"""Which architectures are supported: those that the exactness tests cover, and nothing else."""
+"""What is supported: the architectures that the exactness tests cover, and a `transformers` that has what is called."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pictool.errors import ModelError
+from pictool.needs import Needs, missing
 from pictool.reading import shown
 from pictool.runtime.architectures import (
     ARCHITECTURES,
@@ -18,6 +20,7 @@ from pictool.runtime.architectures import (
     layer_kinds,
     text_config,
 )
+from pictool.runtime.machine import installed
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -43,6 +46,44 @@ _ROPE_NEEDS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }  # fmt: skip
+
+
+# What links call of `transformers`: any version that has it is tried, and `pic doctor` compares what comes out.
+NEEDS: Needs = {
+    "transformers:AutoModelForCausalLM.from_pretrained": (),
+    "transformers:DynamicCache.update": ("key_states", "value_states", "layer_idx"),
+    "transformers:LogitsProcessorList": (),
+    "transformers:SequenceBiasLogitsProcessor": ("sequence_bias",),
+    "transformers:TemperatureLogitsWarper": ("temperature",),
+    "transformers:TopPLogitsWarper": ("top_p",),
+    "transformers.cache_utils:LinearAttentionLayer.update_conv_state": (),
+    "transformers.modeling_gguf_pytorch_utils:load_gguf_checkpoint": ("gguf_checkpoint_path", "return_tensors"),
+    "transformers.modeling_gguf_pytorch_utils:tqdm": (),
+    "transformers.modeling_outputs:MoeModelOutputWithPast": ("last_hidden_state",),
+    "transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS.register": ("key", "value"),
+    "transformers.modeling_utils:PreTrainedModel.set_attn_implementation": ("attn_implementation",),
+    "transformers.models.llama.modeling_llama:LlamaDecoderLayer.forward": (
+        "hidden_states", "attention_mask", "position_ids", "position_embeddings", "kwargs",
+    ),
+    "transformers.utils.chat_parsing:ResponseParser": (),
+    "transformers.utils.chat_parsing.response_templates:load_response_template": (),
+    "transformers.utils.chat_template_utils:render_jinja_template": ("chat_template", "add_generation_prompt"),
+    "transformers.utils.logging:set_tqdm_hook": (),
+}  # fmt: skip
+
+
+@cache
+def require_transformers() -> None:
+    """Refuse a `transformers` that lacks what links call.
+
+    Raises:
+        ModelError: says what it lacks, and what to do.
+    """
+    if lacks := missing(NEEDS):
+        raise ModelError(
+            f"transformers {installed('transformers')} lacks {', '.join(lacks)}, which links call; "
+            "pip install a version that docs/reference/models.md lists"
+        )
 
 
 def rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from commands.run import pic
 from subjects import make_chunks, run, subject
 from tape import graphed
 
+import pictool
 from pictool.doctor.answers import examine_answers
 from pictool.doctor.steps import examine_steps
 from pictool.doctor.surroundings import examine_surroundings
@@ -43,6 +44,24 @@ def test_what_is_asked_for_and_not_there_fails(store: Store, monkeypatch: pytest
     assert report.of("accelerator").status is VerdictStatus.FAILED
     monkeypatch.setattr("os.access", lambda *_: False)
     assert look(store).of("disk").status is VerdictStatus.FAILED
+
+
+def test_a_package_that_lacks_what_is_called_fails(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look(store).of("transformers").status is VerdictStatus.OK
+    monkeypatch.setattr("pictool.doctor.surroundings.NEEDS", {"transformers:AutoLink": ()})
+    verdict = look(store).of("transformers")
+    assert verdict.status is VerdictStatus.FAILED and verdict.values["lacks"] == ["transformers.AutoLink"]
+
+
+def test_vllm_is_asked_in_a_process_of_its_own(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "vllm"
+    package.mkdir()
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(pictool.__file__).parents[1]}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for source, said in (("__version__ = '0.99'", "0.99 lacks vllm."), ("raise ImportError('no CUDA')", "no CUDA")):
+        (package / "__init__.py").write_text(source)
+        verdict = look(store).of("vLLM")
+        assert verdict.status is VerdictStatus.FAILED and said in verdict.text
 
 
 def test_an_accelerator_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

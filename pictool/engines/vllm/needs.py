@@ -1,8 +1,8 @@
-"""What `PicConnector` needs of vLLM. Any version that has it is tried, and compared at start-up
-(`worker/check.py`)."""
+"""What `PicConnector` needs of vLLM. Any version that has it is tried, and compared at start-up (`worker/check.py`)."""
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 
 from pictool.errors import InputError
@@ -43,6 +43,14 @@ WORKER: Needs = {
 }  # fmt: skip
 
 
+def report() -> str:
+    """What this environment's vLLM has of it, as a line of JSON."""
+    import vllm
+
+    needs = {**CONNECTOR, **WORKER}
+    return json.dumps({"version": vllm.__version__, "needs": list(needs), "lacks": missing(needs)})
+
+
 def require_vllm() -> None:
     """Raise InputError, with the remedy, where there is no vLLM."""
     if find_spec("vllm") is None:
@@ -59,3 +67,7 @@ def require_connector() -> None:
 
     if lacks := missing(CONNECTOR):
         raise InputError(f"vLLM {vllm.__version__} lacks {', '.join(lacks)}, which PicConnector needs; {INSTALL}")
+
+
+if __name__ == "__main__":
+    print(report())
