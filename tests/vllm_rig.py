@@ -45,7 +45,7 @@ HEAD, TAIL = "<s>You are a harbour.", " Numbers? She asked why."
 LENGTHS = (37, 5, 70, 33, 37)  # none aligned to blocks; one is shorter than k, one is there twice
 MODULE = "pictool.engines.vllm.connector"
 POLICIES = (  # all that link in vLLM, but for SpecCache, which needs a second model
-    "full", "naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15", "cacheblend-30:on=kv",
+    "full", "naive", "legolink-4", "legolink-16", "legolink-1", "cacheblend-15", "cacheblend-30:on=kv",
     "cacheblend-15:filter=single", "cacheblend-0", "cacheblend-100",
 )  # fmt: skip
 
@@ -210,7 +210,7 @@ def case_of(world: World, linked: Linked, chunks: Sequence[Chunk], options: Comp
 
 def mixed(world: World, number: int, **options: Any) -> list[Case]:
     """Linked requests and ordinary ones in turn, each over documents of its own."""
-    specs = ("naive", "legolink-4", "legolink-0", "cacheblend-15", None)
+    specs = ("naive", "legolink-4", "legolink-1", "cacheblend-15", None)
     chosen = [(seed, specs[seed % len(specs)]) for seed in range(number)]
     return [
         world.exact(seed=seed, **options) if spec is None else world.case(spec, seed=seed, **options)

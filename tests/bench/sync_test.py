@@ -34,12 +34,12 @@ def run(model: Model, specs: list[str], directory: Path, options: PromptOptions 
 
 @pytest.fixture
 def result(model: Model, tmp_path: Path) -> SyncResult:
-    return run(model, ["legolink-16", "naive", "legolink-0", "full", "cacheblend-50"], tmp_path)
+    return run(model, ["legolink-16", "naive", "legolink-1", "full", "cacheblend-50"], tmp_path)
 
 
 def test_full_is_first_and_transformers_last(result: SyncResult) -> None:
     labels = [method.label for method in result.methods]
-    assert labels == ["full", "legolink-16", "naive", "legolink-0", "cacheblend-50", "transformers"]
+    assert labels == ["full", "legolink-16", "naive", "legolink-1", "cacheblend-50", "transformers"]
     assert all(len(method.samples) == 2 for method in result.methods)
 
 
@@ -50,7 +50,7 @@ def test_rows_and_bytes_are_those_of_the_policy(model: Model, result: SyncResult
         "full": (PROMPT, 0),
         "legolink-16": (2 * 16 + 8, every),
         "naive": (8, every),
-        "legolink-0": (8, every),
+        "legolink-1": (2 * 1 + 8, every),
         "cacheblend-50": (PROMPT, every // 2),  # of two layers the first is computed in full
         "transformers": (PROMPT, 0),
     }

@@ -12,7 +12,7 @@ from pictool.eval.policies import DEFAULT_POLICIES, FULL, parse_policies
 from pictool.eval.runner import second_fingerprint
 
 SPECS = [
-    "full", "naive", "cacheblend-5", "cacheblend-15", "cacheblend-15:on=k", "legolink-0", "legolink-2", "legolink-16",
+    "full", "naive", "cacheblend-5", "cacheblend-15", "cacheblend-15:on=k", "legolink-1", "legolink-2", "legolink-16",
     "speccache-15",
 ]  # fmt: skip
 
@@ -52,7 +52,7 @@ def test_what_is_refused(spec: str, message: str) -> None:
 
 
 def test_legolink_0_is_legolink_with_k_0() -> None:
-    assert labels("legolink-0", "legolink:k=0") == ["full", "legolink-0"]
+    assert labels("legolink-1", "legolink:k=1") == ["full", "legolink-1"]
 
 
 def test_a_second_model_is_known_by_its_content() -> None:

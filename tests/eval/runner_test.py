@@ -33,7 +33,7 @@ ALGORITHMS = parse_policies(SPECS)
 LABELS = tuple(algorithm.label for algorithm in ALGORITHMS)
 POLICIES = {
     "full": make_policy("full", {}), "naive": make_policy("naive", {}), "legolink-2": make_policy("legolink", {"k": 2}),
-    "cacheblend-30": make_policy("cacheblend", {"ratio": 0.3}), "legolink-0": make_policy("legolink", {"k": 0}),
+    "cacheblend-30": make_policy("cacheblend", {"ratio": 0.3}), "legolink-1": make_policy("legolink", {"k": 1}),
 }  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def test_objects_are_those_that_policies_want_each_compiled_alone(opened: Model,
     group = groups_of(opened, case("x", [A, B, A]))[0]
     Runner(opened, store, parse_policies([])).run(group, {"x": ("full",)})
     assert store.keys() == []
-    Runner(opened, store, ALGORITHMS).run(group, {"x": ("legolink-0",)})
+    Runner(opened, store, ALGORITHMS).run(group, {"x": ("legolink-1",)})
     after = [bool(found.meta.after) for found in store.objects() if found.meta and found.text in (A, B)]
     assert after == [True, True]
     Runner(opened, store, ALGORITHMS).run(group, {"x": LABELS})

@@ -23,7 +23,7 @@ from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
 
 POSITIONS = 512
-SPECS = ("naive", "legolink-2", "cacheblend-30", "legolink-0")
+SPECS = ("naive", "legolink-2", "cacheblend-30", "legolink-1")
 A = "The harbour was quiet. It holds a festival in the spring; nobody knows why.\n"
 B = 'Numbers such as 1,024 or 3.14 stand here too, and words. "Really?" she asked.\n'
 C = "Nobody knows the harbour, and emoji 🙂 stand in the spring.\n"

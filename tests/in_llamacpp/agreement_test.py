@@ -17,7 +17,7 @@ from pictool.linker.grid import named_policy
 from pictool.runtime.model import Model, load_model
 from pictool.store.store import Store
 
-POLICIES = ("full", "naive", "legolink-4", "legolink-16", "legolink-0", "prefix")
+POLICIES = ("full", "naive", "legolink-4", "legolink-16", "legolink-1", "prefix")
 TOLERANCE = 1e-3
 NUM_TEXTS = 10_000
 ALPHABETS = (

@@ -31,7 +31,7 @@ from pictool.store.store import Store
 
 LAYOUTS = int(os.environ.get("PIC_LAYOUTS", "200"))
 TOLERANCE, GELU = 5e-5, 3e-3  # of logits; ggml reads GELU from a table of float16 numbers
-POLICIES = ("full", "naive", "legolink-1", "legolink-4", "legolink-16", "legolink-0", "legolink-1000", "prefix")
+POLICIES = ("full", "naive", "legolink-1", "legolink-4", "legolink-16", "legolink-1000", "prefix")
 
 
 @dataclass(frozen=True)

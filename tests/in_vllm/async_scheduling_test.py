@@ -15,7 +15,7 @@ import pytest
 import torch
 import vllm_rig as rig
 
-SPECS = ("naive", "legolink-4", "legolink-0", "cacheblend-15", "legolink-1000")
+SPECS = ("naive", "legolink-4", "legolink-1", "cacheblend-15", "legolink-1000")
 
 
 class _Placeholder:

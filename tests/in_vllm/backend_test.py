@@ -144,7 +144,7 @@ def chat(client: httpx.Client, **more: Any) -> Any:
     return response.json()
 
 
-@pytest.mark.parametrize("policy", ["legolink-4", "naive", "cacheblend-30", "legolink-0", "full"])
+@pytest.mark.parametrize("policy", ["legolink-4", "naive", "cacheblend-30", "legolink-1", "full"])
 def test_answers_are_those_of_pic_link(served: Served, tmp_path: Path, policy: str) -> None:
     model = load_model(str(served.world.directory), "cpu", "float32")
     files = [tmp_path / f"{i}.txt" for i in range(len(TEXTS))]

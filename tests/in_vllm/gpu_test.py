@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import vllm_rig as rig
 
-SPECS = ("naive", "legolink-4", "legolink-0", "cacheblend-15")
+SPECS = ("naive", "legolink-4", "legolink-1", "cacheblend-15")
 
 
 @pytest.fixture(scope="module")

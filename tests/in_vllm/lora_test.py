@@ -89,7 +89,7 @@ class Tuned:
 
     def cases(self, number: int, seed: int = 0) -> list[rig.Case]:
         """Requests of the adapter in turn linked and not; the reference is a model with its weights."""
-        specs = ("naive", "legolink-4", "legolink-0", "cacheblend-15", None)
+        specs = ("naive", "legolink-4", "legolink-1", "cacheblend-15", None)
         chunks, cases, under = rig.text_chunks(self.base.model), list[rig.Case](), self.under
         for turn in range(seed, seed + number):
             spec, tail = specs[turn % len(specs)], f" Question {turn}?"

@@ -118,7 +118,7 @@ PASTED = "e harbour was quiet. It holds a festival in the spring; nobody know"
 BEFORE, AFTER = "<s>Th", "s why. Numbers?"  # whose letters the tokenizer joins with those of the document
 
 
-@pytest.mark.parametrize("spec", ["naive", "legolink-4", "legolink-1000", "legolink-0", "cacheblend-15"])
+@pytest.mark.parametrize("spec", ["naive", "legolink-4", "legolink-1000", "legolink-1", "cacheblend-15"])
 @pytest.mark.parametrize("way", ["recognise", "keys", "chunks"])
 def test_a_document_is_linked_from_its_first_to_its_last_token_that_is_the_same(
     pair: tuple[rig.World, rig.Engine], spec: str, way: str
@@ -160,10 +160,10 @@ def test_a_new_object_is_found_and_a_removed_one_is_not(pair: tuple[rig.World, r
 
 def test_the_sinks_are_those_of_the_policy(pair: tuple[rig.World, rig.Engine]) -> None:
     world, engine = pair
-    case = world.case("legolink-0", (53, 54), head=HEAD, seed=6)
+    case = world.case("legolink-1", (53, 54), head=HEAD, seed=6)
     world.case("naive", (53, 54), head=HEAD, seed=6)
     time.sleep(0.5)
-    (answer,) = engine.ask(unsaid(case, {"pic": {"recognise": True, "policy": "legolink-0"}}))
+    (answer,) = engine.ask(unsaid(case, {"pic": {"recognise": True, "policy": "legolink-1"}}))
     assert rig.difference(case, answer) <= rig.TOLERANCE
     assert answer.report is not None and answer.report["chunks"] == 2
 

@@ -27,7 +27,7 @@ CELLS = {
     "tensor-parallel-2": "--tensor-parallel-size 2",
     "tensor-parallel-2-one-kv-head": "--tensor-parallel-size 2, a KV head on several ranks",
 }
-SPECS = ("naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15", "legolink-1000")
+SPECS = ("naive", "legolink-4", "legolink-16", "legolink-1", "cacheblend-15", "legolink-1000")
 HERE = Path(__file__).parent
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 OPTIONS: dict[str, dict[str, Any]] = {

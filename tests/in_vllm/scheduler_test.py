@@ -17,7 +17,7 @@ from pictool.engines.vllm.worker.forward import RowForward
 from pictool.engines.vllm.worker.worker import WorkerSide
 
 LONG = " Numbers such as 1,024 or 3.14 stand here too, and words." * 4  # a tail of more than 64 tokens
-SPECS = ("naive", "legolink-4", "legolink-16", "legolink-0", "cacheblend-15")
+SPECS = ("naive", "legolink-4", "legolink-16", "legolink-1", "cacheblend-15")
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "prefix caching": {"enable_prefix_caching": True},

@@ -285,7 +285,7 @@ def test_an_engine_does_not_start_with_them(tmp_path: Path) -> None:
 
 def test_latents_of_other_backends_are_refused(tmp_path: Path) -> None:
     """vLLM's reference backend computes no prompt whose first tokens are cached."""
-    with pytest.raises(Exception, match=r"CPU_MLA .* is not supported"):
+    with pytest.raises(Exception, match="CPU_MLA"):
         rig.Engine(rig.make_world(tmp_path, "deepseek_v3"), attention_backend="CPU_MLA")
 
 

@@ -43,7 +43,7 @@ from pictool.runtime.model import wrap_model
 from pictool.store.store import Store
 
 POLICIES: list[tuple[str, dict[str, Any]]] = [
-    ("naive", {}), ("legolink", {"k": 0}), ("legolink", {"k": 4}), ("legolink", {"k": 16}),
+    ("naive", {}), ("legolink", {"k": 1}), ("legolink", {"k": 4}), ("legolink", {"k": 16}),
 ]  # fmt: skip
 EVERYTHING: list[tuple[str, dict[str, Any]]] = [
     ("full", {}), ("legolink", {"k": 1000}), ("cacheblend", {"ratio": 1}), ("speccache", {"ratio": 1}),

@@ -63,7 +63,7 @@ def events_of(live: Live, body: dict[str, Any]) -> list[str]:
 # Answers
 
 
-@pytest.mark.parametrize("policy", ["legolink-4", "full", "cacheblend-30", "prefix", "legolink-0"])
+@pytest.mark.parametrize("policy", ["legolink-4", "full", "cacheblend-30", "prefix", "legolink-1"])
 def test_answers_are_those_of_a_single_server(both: tuple[Live, Live], policy: str) -> None:
     """Tokens, log-probabilities, counts, streams; documents named by caches and in the request."""
     answers = []

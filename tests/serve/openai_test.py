@@ -33,7 +33,7 @@ def events(live: Live, path: str, body: dict[str, Any], **more: Any) -> list[Any
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("policy", ["legolink-4", "naive", "cacheblend-30", "full", "prefix", "legolink-0"])
+@pytest.mark.parametrize("policy", ["legolink-4", "naive", "cacheblend-30", "full", "prefix", "legolink-1"])
 def test_answers_are_those_of_pic_link(live: Live, model: Model, tmp_path: Path, policy: str) -> None:
     files = [tmp_path / f"{i}.txt" for i in range(len(DOCS))]
     for file, doc in zip(files, DOCS, strict=True):

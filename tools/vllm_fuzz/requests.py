@@ -18,7 +18,7 @@ from vllm_fuzz.scene import AFTER, SALTS, Prompt, Scene
 
 Draw = random.Random
 POLICIES = (
-    "naive", "legolink-4", "legolink-16", "legolink-0", "legolink-1000", "cacheblend-15", "cacheblend-30:on=kv",
+    "naive", "legolink-4", "legolink-16", "legolink-1", "legolink-1000", "cacheblend-15", "cacheblend-30:on=kv",
     "cacheblend-15:filter=single", "cacheblend-0", "cacheblend-100", "full", "auto",
 )  # fmt: skip
 BAD_POLICIES: tuple[Any, ...] = (

@@ -14,7 +14,7 @@ class LegoLink(Policy):
     Static, O(kN). k at least the longest chunk is full.
 
     Fields:
-        k: tokens at the beginning of every chunk but the head that are recomputed; 0 is `naive`.
+        k: tokens at the beginning of every chunk but the head that are recomputed.
     """
 
     name: ClassVar[str] = "legolink"
@@ -23,8 +23,8 @@ class LegoLink(Policy):
     k: int = 16
 
     def __post_init__(self) -> None:
-        if self.k < 0:
-            raise InputError(f"legolink: k={self.k} must be 0 or more")
+        if self.k < 1:
+            raise InputError(f"legolink: k={self.k} must be 1 or more; EPIC's LegoLink-0 is naive with --after head")
 
     @property
     def needs(self) -> Needs:
