@@ -7,6 +7,7 @@ attention needs beside Q, K and V (scale, window, soft cap, learned sinks) comes
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -260,6 +261,12 @@ def require_no_states(config: Any, what: str) -> None:
     """Refuse what is not done with hybrids. Raises ModelError: `what` says it."""
     if architecture_of(config).states is not None:
         raise ModelError(f"{what}: {config.model_type} is a hybrid, whose linear layers have states; not supported")
+
+
+def cache_name(module: Any) -> str:
+    """What a module calls its cache: ``cache`` from transformers 5.24 on, before that by what it keeps there."""
+    names = inspect.signature(type(module).forward).parameters
+    return next(name for name in ("cache", "past_key_values", "cache_params") if name in names)
 
 
 def rotary_of(decoder: Any) -> Any:
