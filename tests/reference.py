@@ -25,8 +25,10 @@ def eager(module: Any) -> Any:
 
 
 def _asks_for_images(module: Any) -> bool:
-    """Whether a wrapper's own forward fails on text: Llama 4's in transformers 5.24 reads `image_outputs` of its language
-    model's output, which has none. The language model is then run alone; the wrapper does no more with text.
+    """Whether a wrapper's own forward fails on text, as that of Llama 4 in transformers 5.24.
+
+    It reads `image_outputs` of its language model's output, where there are none. That model is then run alone: with
+    text the wrapper does no more.
     """
     if language_model_of(module) is module:
         return False
