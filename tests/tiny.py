@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -180,6 +181,32 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "lfm2_moe": _of("lfm2_moe", **EXPERTS, layer_types=["conv", "conv", "full_attention"], num_dense_layers=1),
 }  # fmt: skip
 
+
+# Rows of families that not every supported transformers has; each has the name of its model type.
+_NEWER: dict[str, Callable[[], PretrainedConfig]] = {
+    "exaone": _of("exaone"),
+    "internlm3": _of("internlm3"),
+    "iquestcoder": _of("iquestcoder"),
+    "apertus1p5_text": _of("apertus1p5_text"),
+    "apertus1p5_text-pruned": _of("apertus1p5_text", output_vocab_size=300),
+    "sarvam_moe": _of("sarvam_moe", **EXPERTS, first_k_dense_replace=1, n_group=1, topk_group=1),
+    "flint": _of(
+        "flint", **EXPERTS, sliding_window=12, layer_types=WINDOWED, mlp_only_layers=[0],
+        shared_expert_intermediate_size=16,
+    ),
+    "kolibri1": _of("kolibri1", **EXPERTS, sliding_window=12, layer_types=WINDOWED, shared_expert_intermediate_size=16),
+    "sarvam_mla": _of("sarvam_mla", **EXPERTS, **LATENTS),
+    "lara_mini": _of(
+        "lara_mini", **EXPERTS, **DELTA | {"layer_types": ["linear_attention", "sliding_attention", "full_attention"]},
+        sliding_window=12, shared_expert_intermediate_size=16,
+    ),
+    "lfm3": _of("lfm3", layer_types=["conv", "sliding_attention", "full_attention"], sliding_window=12),
+    "bailing_hybrid": _of(
+        "bailing_hybrid", **EXPERTS, **LATENTS, **HYBRID, num_experts_per_token=2, num_shared_experts=1,
+        mlp_layer_types=["dense", "sparse", "sparse"], kda_lower_bound=-0.02,  # gates that remember
+    ),
+}  # fmt: skip
+CONFIGS |= {name: config for name, config in _NEWER.items() if name.partition("-")[0] in CONFIG_MAPPING}
 
 # Rows only within a wrapper: transformers has no class for them alone.
 _WITHIN: dict[str, Callable[[], PretrainedConfig]] = {

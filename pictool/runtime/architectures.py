@@ -30,6 +30,13 @@ def _rotated_by_angles(modeling: ModuleType, x: Tensor, table: tuple[Tensor, ...
     return rotated
 
 
+def _rotated_from_halves(modeling: ModuleType, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:
+    """By cos and sin, by a function that takes interleaved pairs and returns halves, as it returned these (Ling 3)."""
+    pairs = x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+    rotated: Tensor = modeling.apply_rotary_pos_emb_interleave(pairs, pairs[:, :0], *table)[0]
+    return rotated
+
+
 def _rotated_by_complex(modeling: ModuleType, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:
     """By complex numbers, of pairs of neighbours (DeepSeek V2)."""
     rotated: Tensor = modeling.apply_rotary_emb(x, x[:, :1], *table)[0]
@@ -92,13 +99,21 @@ def _always(attention: Any) -> bool:
     return True
 
 
+def _in_windows(attention: Any) -> bool:
+    return attention is None or attention.sliding_window is not None
+
+
+def _in_windows_if_any(attention: Any) -> bool:
+    return attention.sliding_window is None or attention.is_sliding
+
+
 @dataclass(frozen=True)
 class Architecture:
     """How the layers of a family differ from Llama's, where they do not say so themselves.
 
     Fields:
         rotation: applies a rotary table to [batch, heads, positions, width] by the model's own function.
-        is_rotated: whether an attention module rotates its queries and keys at all.
+        is_rotated: whether an attention module rotates its queries and keys at all; None: a layer without one.
         embedding_scale: the field of the configuration that embeddings are multiplied by.
         counts_cached: whether a layer takes its rows' positions from the length of its cache.
         parts: what a layer keeps of every token, from a configuration.
@@ -119,7 +134,9 @@ class Architecture:
 
 
 def layer_kinds(config: Any) -> list[str]:
-    """What each decoder layer of a hybrid does: ``full_attention``, ``linear_attention``, ``conv`` or ``hybrid``."""
+    """What each decoder layer of a hybrid does: ``full_attention``, ``sliding_attention``, ``linear_attention``,
+    ``conv`` or ``hybrid``.
+    """
     kinds = getattr(config, "layers_block_type", None) or config.layer_types
     return [str(kind) for kind in kinds]
 
@@ -136,7 +153,7 @@ def is_linear(kind: str) -> bool:
 
 def has_attention(kind: str) -> bool:
     """Whether layers of a kind (`layer_kinds`) have keys and values."""
-    return kind in ("full_attention", "hybrid")
+    return kind in ("full_attention", "sliding_attention", "hybrid")
 
 
 def chunk_of(attention: Any) -> int | None:
@@ -165,11 +182,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmo2": _PLAIN,
     "olmo3": _PLAIN,
     "glm4": _PLAIN,
-    "cohere2": Architecture(is_rotated=lambda attention: attention.sliding_window is not None),
-    "exaone4": Architecture(is_rotated=lambda attention: attention.sliding_window is None or attention.is_sliding),
+    "cohere2": Architecture(is_rotated=_in_windows),
+    "exaone": _PLAIN,
+    "exaone4": Architecture(is_rotated=_in_windows_if_any),
     "seed_oss": _PLAIN,
     "ernie4_5": _PLAIN,
     "apertus": _PLAIN,
+    "apertus1p5_text": _PLAIN,
+    "internlm3": _PLAIN,
+    "iquestcoder": _PLAIN,
     "ministral3": Architecture(rope_needs=_BY_POSITION),
     "starcoder2": _PLAIN,
     "smollm3": Architecture(is_rotated=lambda attention: bool(attention.use_rope)),
@@ -186,9 +207,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "minimax_m2": _PLAIN,
     "ernie4_5_moe": _PLAIN,
     "gpt_oss": _PLAIN,
+    "sarvam_moe": _PLAIN,
+    "flint": Architecture(is_rotated=_in_windows),
+    "kolibri1": Architecture(is_rotated=_in_windows_if_any),
     "deepseek_v2": Architecture(_rotated_by_complex, parts=latents_of),
     "deepseek_v3": _LATENT,
     "glm4_moe_lite": _LATENT,
+    "sarvam_mla": _LATENT,
     "mistral4": Architecture(parts=latents_of, rope_needs=_BY_POSITION),
     "qwen3_vl_text": _PLAIN,
     "qwen3_vl_moe_text": _PLAIN,
@@ -196,13 +221,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3_5_text": _DELTA,
     "qwen3_5_moe_text": _DELTA,
     "olmo_hybrid": _DELTA,
+    "lara_mini": Architecture(is_rotated=_in_windows, states=delta_states_of),
     "bamba": Architecture(states=mamba_states_of, norm="final_layernorm"),
     "granitemoehybrid": Architecture(embedding_scale="embedding_multiplier", states=mamba_states_of),
     "falcon_h1": Architecture(embedding_scale="embedding_multiplier", states=mamba_states_of, norm="final_layernorm"),
     "lfm2": Architecture(states=convolution_states_of, norm="embedding_norm"),
     "lfm2_moe": Architecture(states=convolution_states_of, norm="embedding_norm", rotary="pos_emb"),
+    "lfm3": Architecture(states=convolution_states_of, norm="embedding_norm"),
     "nemotron_h": Architecture(states=nemotron_states_of, norm="norm_f", rotary=None),
     "kimi_linear": Architecture(parts=latents_of, states=kimi_states_of, rotary=None),
+    "bailing_hybrid": Architecture(_rotated_from_halves, parts=latents_of, states=kimi_states_of),
 }
 
 # Those that the connector for vLLM is tested with.

@@ -50,11 +50,13 @@ class Rope:
         self._query_width: int | None = None if key.rotated else next(part.width for part in parts if part.rotated)
         forward = None if self._embedding is None else type(self._embedding).forward
         takes_layer_type = forward is not None and "layer_type" in inspect.signature(forward).parameters
+        labels: list[str | None] = decoder.config.layer_types if takes_layer_type else [None] * len(decoder.layers)
+        known = decoder.config.rope_parameters if takes_layer_type else labels  # a layer without attention has no table
         self.kinds: list[str | None] = [
             UNROTATED
-            if self._embedding is None or (architecture.states is None and not architecture.is_rotated(layer.self_attn))
-            else decoder.config.layer_types[index] if takes_layer_type else None
-            for index, layer in enumerate(decoder.layers)
+            if self._embedding is None or not architecture.is_rotated(getattr(layer, "self_attn", None))
+            else label if label in known else next(other for other in labels if other in known)
+            for layer, label in zip(decoder.layers, labels, strict=True)
         ]  # fmt: skip
 
     def tables(self, positions: Tensor, like: Tensor) -> RotaryTables:

@@ -42,7 +42,7 @@ from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 
 HYBRIDS = [name for name in tiny.HYBRIDS if not name.startswith("in ")]
-RECURRENT = [name for name in HYBRIDS if not name.startswith("lfm2")]
+RECURRENT = [name for name in HYBRIDS if not name.startswith("lfm")]
 EXACT = 1e-4
 
 
@@ -311,6 +311,7 @@ def sequential(given: dict[str, Any], state: Tensor) -> tuple[Tensor, Tensor]:
 def _delta(given: dict[str, Any], state: Tensor) -> tuple[Tensor, Tensor]:
     k, v, g, beta = (given[name][0].double() for name in ("k", "v", "g", "beta"))
     k = k / torch.sqrt((k * k).sum(-1, keepdim=True) + 1e-6)
+    k = k.repeat_interleave(v.shape[1] // k.shape[1], 1)
     identity = torch.eye(k.shape[-1], dtype=torch.float64).expand(k.shape[1], -1, -1)
     total = identity
     for at in range(len(k)):
