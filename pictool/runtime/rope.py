@@ -87,8 +87,11 @@ class Rope:
     def _embed(self, like: Tensor, positions: Tensor, kind: str | None) -> RotaryTable:
         if self._embedding is None:
             return (like.new_empty(1, len(positions), 0),) * 2
+        from torch import inference_mode
+
         more = {} if kind in (None, UNROTATED) else {"layer_type": kind}
-        embedded = self._embedding(like, position_ids=positions[None], **more)
+        with inference_mode():  # long RoPE writes to its frequencies, which may be of a model that was made so
+            embedded = self._embedding(like, position_ids=positions[None], **more)
         table = embedded if isinstance(embedded, tuple) else (embedded,)
         return identity_table(table) if kind == UNROTATED else table
 
