@@ -240,9 +240,14 @@ IN_VLLM = (
 )  # fmt: skip
 
 # Models of images and text by their own type: the language model within is run, if its type is one of the above.
-WRAPPERS = ("gemma3", "mistral3", "llama4", "qwen3_vl", "qwen3_vl_moe", "kimi_k25", "qwen3_5", "qwen3_5_moe")
+WRAPPERS = (
+    "gemma3", "mistral3", "llama4", "qwen3_vl", "qwen3_vl_moe", "kimi_k25", "qwen3_5", "qwen3_5_moe", "lfm3_vl",
+    "apertus1p5",
+)  # fmt: skip
 
 _NORM_AFTER_ROPE = "it normalises keys after their rotation, so an un-rotated key cannot be kept"
+_LOOPS = "it runs the same layers several times, each time with KV of its own"
+_BY_DISTANCE = "its attention adds a bias by distance to the scores, and its keys and values are convolved"
 _INDEXER = "its sparse attention keeps the keys of an indexer beside the latents, rotated differently"
 _LINEAR = "its linear attention layers keep a kind of state that is not tested"
 _SHARED_KV = "layers share the KV of others, and every layer has its own embeddings"
@@ -255,6 +260,8 @@ REFUSED: Mapping[str, str] = {
     "hunyuan_v1_moe": _NORM_AFTER_ROPE,
     "deepseek_v32": _INDEXER,
     "glm_moe_dsa": _INDEXER,
+    "mistral_large4": _INDEXER,
+    "dots3_note": _INDEXER,
     "deepseek_v4": "it rotates values, keeps compressed blocks instead of tokens, and has hyper-connections",
     "glm5_next": _LINEAR,
     "gemma3n": _SHARED_KV,
@@ -262,6 +269,10 @@ REFUSED: Mapping[str, str] = {
     "gemma4": _GEMMA_4,
     "gemma4_text": _GEMMA_4,
     "gemma4_unified": _GEMMA_4,
+    "beam": "layers that do not rotate scale their queries by what the model tells them of positions",
+    "dory": _LOOPS,
+    "inkling2": _BY_DISTANCE,
+    "inkling2_loop": f"{_BY_DISTANCE}; {_LOOPS}",
     "jamba": "in transformers a step of several tokens ignores the state of its Mamba layers",
 }
 

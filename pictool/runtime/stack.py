@@ -228,7 +228,7 @@ class _Decoded(nn.Module):
 class _Output(MoeModelOutputWithPast):  # type: ignore[misc]
     """Has none of what a wrapper asks for beside, as the features of images."""
 
-    image_hidden_states = image_outputs = video_outputs = rope_deltas = None
+    image_hidden_states = image_outputs = video_outputs = audio_outputs = rope_deltas = None
 
 
 def _indices(chosen: Iterable[bool]) -> list[int | None]:
