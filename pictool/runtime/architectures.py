@@ -32,7 +32,7 @@ def _rotated_by_angles(modeling: ModuleType, x: Tensor, table: tuple[Tensor, ...
 
 def _rotated_from_halves(modeling: ModuleType, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:
     """By cos and sin, by a function that takes interleaved pairs and returns halves, as it returned these (Ling 3)."""
-    pairs = x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+    pairs = x.reshape(*x.shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)
     rotated: Tensor = modeling.apply_rotary_pos_emb_interleave(pairs, pairs[:, :0], *table)[0]
     return rotated
 
@@ -269,7 +269,7 @@ REFUSED: Mapping[str, str] = {
     "gemma4": _GEMMA_4,
     "gemma4_text": _GEMMA_4,
     "gemma4_unified": _GEMMA_4,
-    "beam": "layers that do not rotate scale their queries by what the model tells them of positions",
+    "beam": "layers that do not rotate get a scale for their queries from the model, by position",
     "dory": _LOOPS,
     "inkling2": _BY_DISTANCE,
     "inkling2_loop": f"{_BY_DISTANCE}; {_LOOPS}",
