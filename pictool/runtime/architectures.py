@@ -32,7 +32,7 @@ def _rotated_by_angles(modeling: ModuleType, x: Tensor, table: tuple[Tensor, ...
 
 def _rotated_from_halves(modeling: ModuleType, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:
     """By cos and sin, by a function that takes interleaved pairs and returns halves, as it returned these (Ling 3)."""
-    pairs = x.reshape(*x.shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)
+    pairs = x.reshape(*x.shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)  # [a, b, c, d] → [a, c, b, d]
     rotated: Tensor = modeling.apply_rotary_pos_emb_interleave(pairs, pairs[:, :0], *table)[0]
     return rotated
 
@@ -99,14 +99,6 @@ def _always(attention: Any) -> bool:
     return True
 
 
-def _in_windows(attention: Any) -> bool:
-    return attention is None or attention.sliding_window is not None
-
-
-def _in_windows_if_any(attention: Any) -> bool:
-    return attention.sliding_window is None or attention.is_sliding
-
-
 @dataclass(frozen=True)
 class Architecture:
     """How the layers of a family differ from Llama's, where they do not say so themselves.
@@ -167,6 +159,8 @@ _PLAIN = Architecture()
 _LATENT = Architecture(parts=latents_of)
 _SCALED = Architecture(embedding_scale="embedding_multiplier")
 _DELTA = Architecture(states=delta_states_of)
+_IN_WINDOWS = Architecture(is_rotated=lambda attention: attention.sliding_window is not None)
+_IN_WINDOWS_IF_ANY = Architecture(is_rotated=lambda attention: attention.sliding_window is None or attention.is_sliding)
 _BY_POSITION = ("llama_4_scaling_beta", "original_max_position_embeddings")  # by which queries are scaled
 
 # By model type. Yi and other Llama descendants have the type "llama".
@@ -182,9 +176,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmo2": _PLAIN,
     "olmo3": _PLAIN,
     "glm4": _PLAIN,
-    "cohere2": Architecture(is_rotated=_in_windows),
+    "cohere2": _IN_WINDOWS,
     "exaone": _PLAIN,
-    "exaone4": Architecture(is_rotated=_in_windows_if_any),
+    "exaone4": _IN_WINDOWS_IF_ANY,
     "seed_oss": _PLAIN,
     "ernie4_5": _PLAIN,
     "apertus": _PLAIN,
@@ -208,8 +202,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "ernie4_5_moe": _PLAIN,
     "gpt_oss": _PLAIN,
     "sarvam_moe": _PLAIN,
-    "flint": Architecture(is_rotated=_in_windows),
-    "kolibri1": Architecture(is_rotated=_in_windows_if_any),
+    "flint": _IN_WINDOWS,
+    "kolibri1": _IN_WINDOWS_IF_ANY,
     "deepseek_v2": Architecture(_rotated_by_complex, parts=latents_of),
     "deepseek_v3": _LATENT,
     "glm4_moe_lite": _LATENT,
@@ -221,7 +215,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3_5_text": _DELTA,
     "qwen3_5_moe_text": _DELTA,
     "olmo_hybrid": _DELTA,
-    "lara_mini": Architecture(is_rotated=_in_windows, states=delta_states_of),
+    "lara_mini": Architecture(
+        is_rotated=lambda attention: attention is None or attention.sliding_window is not None, states=delta_states_of
+    ),
     "bamba": Architecture(states=mamba_states_of, norm="final_layernorm"),
     "granitemoehybrid": Architecture(embedding_scale="embedding_multiplier", states=mamba_states_of),
     "falcon_h1": Architecture(embedding_scale="embedding_multiplier", states=mamba_states_of, norm="final_layernorm"),
@@ -246,8 +242,6 @@ WRAPPERS = (
 )  # fmt: skip
 
 _NORM_AFTER_ROPE = "it normalises keys after their rotation, so an un-rotated key cannot be kept"
-_LOOPS = "it runs the same layers several times, each time with KV of its own"
-_BY_DISTANCE = "its attention adds a bias by distance to the scores, and its keys and values are convolved"
 _INDEXER = "its sparse attention keeps the keys of an indexer beside the latents, rotated differently"
 _LINEAR = "its linear attention layers keep a kind of state that is not tested"
 _SHARED_KV = "layers share the KV of others, and every layer has its own embeddings"
@@ -270,9 +264,8 @@ REFUSED: Mapping[str, str] = {
     "gemma4_text": _GEMMA_4,
     "gemma4_unified": _GEMMA_4,
     "beam": "layers that do not rotate get a scale for their queries from the model, by position",
-    "dory": _LOOPS,
-    "inkling2": _BY_DISTANCE,
-    "inkling2_loop": f"{_BY_DISTANCE}; {_LOOPS}",
+    "dory": "it runs the same layers several times, each time with KV of its own",
+    "inkling2": "its attention adds a bias by distance to the scores, and its keys and values are convolved",
     "jamba": "in transformers a step of several tokens ignores the state of its Mamba layers",
 }
 

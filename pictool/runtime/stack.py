@@ -229,6 +229,7 @@ class _Output(MoeModelOutputWithPast):  # type: ignore[misc]
     """Has none of what a wrapper asks for beside, as the features of images."""
 
     image_hidden_states = image_outputs = video_outputs = audio_outputs = rope_deltas = None
+    image_pooler_output = video_pooler_output = None
 
 
 def _indices(chosen: Iterable[bool]) -> list[int | None]:
