@@ -26,6 +26,7 @@ from pictool import Chunk, Model, Store, compile
 from pictool.bench.prompts import random_chunks
 from pictool.bench.repeats import interleave, median_ratio
 from pictool.bench.shapes import random_model
+from pictool.runtime.architectures import cache_name
 from pictool.runtime.transformers_module import transformers_module
 
 
@@ -44,9 +45,8 @@ def prefill(module: Any, chunks: Sequence[Chunk]) -> None:
     """The chunks one after another through transformers' own decoder, with a KV cache and no logits."""
     with torch.inference_mode():
         for chunk in chunks:
-            module.model(
-                torch.tensor([chunk.tokens]), past_key_values=DynamicCache(config=module.config), use_cache=True
-            )
+            cache = {cache_name(module.model): DynamicCache(config=module.config)}
+            module.model(torch.tensor([chunk.tokens]), use_cache=True, **cache)
 
 
 def seconds_of(run: Callable[[], None]) -> float:

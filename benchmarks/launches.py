@@ -32,6 +32,7 @@ from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.link import Linked, compute, link, prepare, start_link
 from pictool.linker.loader import Loader
 from pictool.runtime import products
+from pictool.runtime.architectures import cache_name
 from pictool.runtime.memory import streams
 from pictool.runtime.model import Model, load_model, wrap_model
 from pictool.store.store import Store
@@ -90,9 +91,9 @@ def of_transformers(model: Model, cached: int, rows: int) -> float:
     module, cache, before = model.module, DynamicCache(), model.module.config._attn_implementation
     module.set_attn_implementation("sdpa")
     with torch.inference_mode():
-        module(torch.randint(2048, (1, cached)), past_key_values=cache)
+        module(torch.randint(2048, (1, cached)), **{cache_name(module): cache})
         with Launches() as counted:
-            module(torch.randint(2048, (1, rows)), past_key_values=cache, logits_to_keep=1)
+            module(torch.randint(2048, (1, rows)), logits_to_keep=1, **{cache_name(module): cache})
     module.set_attn_implementation(before)
     return float(sum(counted.launches.values()) / module.config.num_hidden_layers)
 

@@ -38,6 +38,7 @@ from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Prompt
 from pictool.linker.residency import ResidentObjects
 from pictool.linker.spec import Spec
+from pictool.runtime.architectures import cache_name
 from pictool.runtime.memory.image import GROWTH, Image
 from pictool.runtime.memory.pool import slot_bytes
 from pictool.runtime.model import Model, load_model, wrap_model
@@ -166,7 +167,7 @@ class Turns:
 
         def run() -> None:
             with torch.inference_mode():
-                self._reference(input_ids=ids, past_key_values=cache, logits_to_keep=1)
+                self._reference(input_ids=ids, logits_to_keep=1, **{cache_name(self._reference): cache})
 
         return run
 

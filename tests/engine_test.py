@@ -19,6 +19,7 @@ from pictool.core import Chunk
 from pictool.engines.base import first_token_kl
 from pictool.linker.policies import make_policy
 from pictool.linker.spec import Spec
+from pictool.runtime.architectures import cache_name
 from pictool.runtime.model import Model, wrap_model
 from pictool.store.store import Store
 
@@ -74,7 +75,7 @@ def test_the_kl_of_a_whole_answer_is_that_of_transformers_with_the_linked_cache(
     with torch.inference_mode():
         exact = module(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
         rest = torch.tensor([prompt[context:] + tokens])
-        own = module(rest, past_key_values=cache).logits[0, len(prompt) - context - 1 : -1]
+        own = module(rest, **{cache_name(module): cache}).logits[0, len(prompt) - context - 1 : -1]
     each = (exact.exp() * (exact - own.double().log_softmax(-1))).sum(-1)
     assert naive.compare is not None and len(each) == 12 and each.sum() > each[0] > 0
     assert naive.compare.answer_kl == pytest.approx(float(each.sum()), rel=1e-3)

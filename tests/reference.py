@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pictool.doctor.reference import KV, Dense, Splice, forward_over, full, isolated, link, naive_cache
+from pictool.runtime.architectures import cache_name, language_model_of
 
 __all__ = ["KV", "Dense", "Splice", "attention", "cacheblend", "eager", "forward_over", "full", "isolated", "link"]
 
@@ -20,7 +21,24 @@ def eager(module: Any) -> Any:
     """A copy of a model with transformers' own eager attention."""
     module = copy.deepcopy(module)
     module.set_attn_implementation("eager")
-    return module
+    return language_model_of(module) if _asks_for_images(module) else module
+
+
+def _asks_for_images(module: Any) -> bool:
+    """Whether a wrapper's own forward fails on text, as that of Llama 4 in transformers 5.24.
+
+    It reads `image_outputs` of its language model's output, where there are none. That model is then run alone: with
+    text the wrapper does no more.
+    """
+    if language_model_of(module) is module:
+        return False
+    try:
+        with torch.no_grad():
+            module(torch.tensor([[0]]))
+    except AttributeError as error:
+        assert error.name == "image_outputs", error
+        return True
+    return False
 
 
 def attention(module: Any, parts: list[list[int]], recomputed: Tensor) -> Tensor:
@@ -28,7 +46,7 @@ def attention(module: Any, parts: list[list[int]], recomputed: Tensor) -> Tensor
     tokens, cache = sum(parts, []), Splice(naive_cache(module, parts), ~recomputed)
     with torch.no_grad():
         weights = module(
-            input_ids=torch.tensor([tokens]), past_key_values=cache, use_cache=True, output_attentions=True
+            input_ids=torch.tensor([tokens]), use_cache=True, output_attentions=True, **{cache_name(module): cache}
         ).attentions
     return torch.cat(weights)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -181,6 +182,35 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 }  # fmt: skip
 
 
+def _known(rows: dict[str, Callable[[], PretrainedConfig]]) -> dict[str, Callable[[], PretrainedConfig]]:
+    """The rows, each named by its model type, of which `transformers` has that type: older ones lack some."""
+    return {name: row for name, row in rows.items() if name.removeprefix("in ").partition("-")[0] in CONFIG_MAPPING}
+
+
+CONFIGS |= _known({
+    "exaone": _of("exaone"),
+    "internlm3": _of("internlm3"),
+    "iquestcoder": _of("iquestcoder"),
+    "apertus1p5_text": _of("apertus1p5_text"),
+    "apertus1p5_text-pruned": _of("apertus1p5_text", output_vocab_size=300),
+    "sarvam_moe": _of("sarvam_moe", **EXPERTS, first_k_dense_replace=1, n_group=1, topk_group=1),
+    "flint": _of(
+        "flint", **EXPERTS, sliding_window=12, layer_types=WINDOWED, mlp_only_layers=[0],
+        shared_expert_intermediate_size=16,
+    ),
+    "kolibri1": _of("kolibri1", **EXPERTS, sliding_window=12, layer_types=WINDOWED, shared_expert_intermediate_size=16),
+    "sarvam_mla": _of("sarvam_mla", **EXPERTS, **LATENTS),
+    "lara_mini": _of(
+        "lara_mini", **EXPERTS, **DELTA | {"layer_types": ["linear_attention", "sliding_attention", "full_attention"]},
+        sliding_window=12, shared_expert_intermediate_size=16,
+    ),
+    "lfm3": _of("lfm3", layer_types=["conv", "sliding_attention", "full_attention"], sliding_window=12),
+    "bailing_hybrid": _of(
+        "bailing_hybrid", **EXPERTS, **LATENTS, **HYBRID, num_experts_per_token=2, num_shared_experts=1,
+        mlp_layer_types=["dense", "sparse", "sparse"], kda_lower_bound=-0.02,  # gates that remember
+    ),
+})  # fmt: skip
+
 # Rows only within a wrapper: transformers has no class for them alone.
 _WITHIN: dict[str, Callable[[], PretrainedConfig]] = {
     "qwen3_vl": _of(
@@ -201,9 +231,8 @@ def _wrapped(model_type: str, text: str, **more: Any) -> Callable[[], Pretrained
     return lambda: AutoConfig.for_model(
         model_type,
         text_config={**CONFIGS, **_WITHIN}[text]().to_dict(),
-        vision_config=vision,
+        **{"vision_config": vision} | more,
         tie_word_embeddings=False,
-        **more,
     )
 
 
@@ -219,6 +248,20 @@ CONFIGS |= {
     "in qwen3_5_moe": _wrapped("qwen3_5_moe", "qwen3_5_moe", image_token_id=_IMAGE, video_token_id=_VIDEO),
     "in kimi_k25": _wrapped("kimi_k25", "deepseek_v3", image_token_id=_IMAGE),
 }
+CONFIGS |= _known({
+    "in lfm3_vl": _wrapped("lfm3_vl", "lfm3", image_token_id=_IMAGE, video_token_id=_VIDEO),
+    "in apertus1p5": _wrapped(
+        "apertus1p5", "apertus1p5_text", image_token_id=_IMAGE, audio_token_id=_VIDEO, image_token_offset=300,
+        audio_token_offset=304,
+        vision_config={
+            "codebook_size": 4, "embed_dim": 8, "latent_channels": 8, "base_channels": 32, "num_res_blocks": 1,
+        },
+        audio_config={
+            "model_type": "wavtokenizer_encoder", "codebook_size": 4, "hidden_size": 16, "codebook_dim": 16,
+            "num_filters": 4,
+        },
+    ),
+})  # fmt: skip
 
 
 HYBRIDS = [

@@ -18,6 +18,7 @@ from pictool.bench.prompts import BenchPrompt
 from pictool.controller.profile import drop_page_cache
 from pictool.linker.link import Linked, link
 from pictool.linker.policies.base import Policy
+from pictool.runtime.architectures import cache_name
 from pictool.runtime.decode import generate
 from pictool.runtime.device import synchronize
 from pictool.runtime.machine import PeakMemory
@@ -119,7 +120,7 @@ def run_transformers(model: Model, module: Any, ids: list[int], new_tokens: int)
         started = time.perf_counter()
         module.generate(
             prompt, attention_mask=torch.ones_like(prompt), generation_config=config, streamer=times,
-            past_key_values=DynamicCache(config=module.config),
+            **{cache_name(module): DynamicCache(config=module.config)},
         )  # fmt: skip
         synchronize(model.device)
     steps, decode_s = len(times.at) - 1, times.at[-1] - times.at[0]

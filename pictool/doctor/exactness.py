@@ -23,6 +23,7 @@ from pictool.linker.link import Linked, link
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy, Prompt, Selection
 from pictool.linker.spec import Spec
+from pictool.runtime.architectures import cache_name
 from pictool.runtime.support import depends_on_length
 from pictool.runtime.transformers_module import transformers_module
 from pictool.store.store import Store
@@ -286,7 +287,7 @@ def _step(module: Any, tokens: list[int], start: int, cache: DynamicCache) -> Te
     """The logits [vocab] after tokens that continue, at the position `start`, what a cache holds."""
     positions = torch.arange(start, start + len(tokens), device=module.device)[None]
     logits: Tensor = module(
-        input_ids=torch.tensor([tokens], device=module.device), position_ids=positions, past_key_values=cache,
-        use_cache=True, logits_to_keep=1,
+        input_ids=torch.tensor([tokens], device=module.device), position_ids=positions, use_cache=True,
+        logits_to_keep=1, **{cache_name(module): cache},
     ).logits[0, -1]  # fmt: skip
     return logits

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from pictool.runtime.architectures import cache_name
 from pictool.runtime.prefill import round_anew
 
 KV = list[tuple[Tensor, Tensor]]  # per layer [1, kv_heads, tokens, head_dim], keys rotated
@@ -50,7 +51,7 @@ class Splice(DynamicCache):  # type: ignore[misc]
         self.seen.append((key, value))
         return key, value
 
-    # A linear layer reads all of the prompt: it has no state before. Layers ask by the first up to transformers 5.19.
+    # A linear layer reads all of the prompt: it has no state before. Layers ask by the first up to transformers 5.20.
 
     def has_previous_state(self, *_: Any, **__: Any) -> bool:
         return False
@@ -73,8 +74,8 @@ def forward_over(module: Any, tokens: list[int], start: int, cache: Splice) -> D
     """The model's own forward of tokens at the positions from `start` on, over a cache of these."""
     positions = torch.arange(start, start + len(tokens), device=module.device)[None]
     logits = module(
-        input_ids=torch.tensor([tokens], device=module.device), position_ids=positions, past_key_values=cache,
-        use_cache=True, logits_to_keep=1,
+        input_ids=torch.tensor([tokens], device=module.device), position_ids=positions, use_cache=True,
+        logits_to_keep=1, **{cache_name(module): cache},
     ).logits  # fmt: skip
     return Dense(logits[0, -1], cache.seen)
 

@@ -7,6 +7,7 @@ attention needs beside Q, K and V (scale, window, soft cap, learned sinks) comes
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,13 @@ Rotation = Callable[["ModuleType", "Tensor", "tuple[Tensor, ...]"], "Tensor"]
 def _rotated_by_angles(modeling: ModuleType, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:
     """By cos and sin: halves or interleaved pairs, all of a head or a part, as the model's own function has it."""
     rotated: Tensor = modeling.apply_rotary_pos_emb(x, x[:, :0], *table)[0]
+    return rotated
+
+
+def _rotated_from_halves(modeling: ModuleType, x: Tensor, table: tuple[Tensor, ...]) -> Tensor:
+    """By cos and sin, by a function that takes interleaved pairs and returns halves, as it returned these (Ling 3)."""
+    pairs = x.reshape(*x.shape[:-1], 2, -1).transpose(-1, -2).flatten(-2)  # [a, b, c, d] → [a, c, b, d]
+    rotated: Tensor = modeling.apply_rotary_pos_emb_interleave(pairs, pairs[:, :0], *table)[0]
     return rotated
 
 
@@ -97,7 +105,7 @@ class Architecture:
 
     Fields:
         rotation: applies a rotary table to [batch, heads, positions, width] by the model's own function.
-        is_rotated: whether an attention module rotates its queries and keys at all.
+        is_rotated: whether an attention module rotates its queries and keys at all; None: a layer without one.
         embedding_scale: the field of the configuration that embeddings are multiplied by.
         counts_cached: whether a layer takes its rows' positions from the length of its cache.
         parts: what a layer keeps of every token, from a configuration.
@@ -118,7 +126,9 @@ class Architecture:
 
 
 def layer_kinds(config: Any) -> list[str]:
-    """What each decoder layer of a hybrid does: ``full_attention``, ``linear_attention``, ``conv`` or ``hybrid``."""
+    """What each decoder layer of a hybrid does: ``full_attention``, ``sliding_attention``, ``linear_attention``,
+    ``conv`` or ``hybrid``.
+    """
     kinds = getattr(config, "layers_block_type", None) or config.layer_types
     return [str(kind) for kind in kinds]
 
@@ -135,7 +145,7 @@ def is_linear(kind: str) -> bool:
 
 def has_attention(kind: str) -> bool:
     """Whether layers of a kind (`layer_kinds`) have keys and values."""
-    return kind in ("full_attention", "hybrid")
+    return kind in ("full_attention", "sliding_attention", "hybrid")
 
 
 def chunk_of(attention: Any) -> int | None:
@@ -149,6 +159,8 @@ _PLAIN = Architecture()
 _LATENT = Architecture(parts=latents_of)
 _SCALED = Architecture(embedding_scale="embedding_multiplier")
 _DELTA = Architecture(states=delta_states_of)
+_IN_WINDOWS = Architecture(is_rotated=lambda attention: attention.sliding_window is not None)
+_IN_WINDOWS_IF_ANY = Architecture(is_rotated=lambda attention: attention.sliding_window is None or attention.is_sliding)
 _BY_POSITION = ("llama_4_scaling_beta", "original_max_position_embeddings")  # by which queries are scaled
 
 # By model type. Yi and other Llama descendants have the type "llama".
@@ -164,11 +176,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmo2": _PLAIN,
     "olmo3": _PLAIN,
     "glm4": _PLAIN,
-    "cohere2": Architecture(is_rotated=lambda attention: attention.sliding_window is not None),
-    "exaone4": Architecture(is_rotated=lambda attention: attention.sliding_window is None or attention.is_sliding),
+    "cohere2": _IN_WINDOWS,
+    "exaone": _PLAIN,
+    "exaone4": _IN_WINDOWS_IF_ANY,
     "seed_oss": _PLAIN,
     "ernie4_5": _PLAIN,
     "apertus": _PLAIN,
+    "apertus1p5_text": _PLAIN,
+    "internlm3": _PLAIN,
+    "iquestcoder": _PLAIN,
     "ministral3": Architecture(rope_needs=_BY_POSITION),
     "starcoder2": _PLAIN,
     "smollm3": Architecture(is_rotated=lambda attention: bool(attention.use_rope)),
@@ -185,9 +201,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "minimax_m2": _PLAIN,
     "ernie4_5_moe": _PLAIN,
     "gpt_oss": _PLAIN,
+    "sarvam_moe": _PLAIN,
+    "flint": _IN_WINDOWS,
+    "kolibri1": _IN_WINDOWS_IF_ANY,
     "deepseek_v2": Architecture(_rotated_by_complex, parts=latents_of),
     "deepseek_v3": _LATENT,
     "glm4_moe_lite": _LATENT,
+    "sarvam_mla": _LATENT,
     "mistral4": Architecture(parts=latents_of, rope_needs=_BY_POSITION),
     "qwen3_vl_text": _PLAIN,
     "qwen3_vl_moe_text": _PLAIN,
@@ -195,13 +215,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3_5_text": _DELTA,
     "qwen3_5_moe_text": _DELTA,
     "olmo_hybrid": _DELTA,
+    "lara_mini": Architecture(
+        is_rotated=lambda attention: attention is None or attention.sliding_window is not None, states=delta_states_of
+    ),
     "bamba": Architecture(states=mamba_states_of, norm="final_layernorm"),
     "granitemoehybrid": Architecture(embedding_scale="embedding_multiplier", states=mamba_states_of),
     "falcon_h1": Architecture(embedding_scale="embedding_multiplier", states=mamba_states_of, norm="final_layernorm"),
     "lfm2": Architecture(states=convolution_states_of, norm="embedding_norm"),
     "lfm2_moe": Architecture(states=convolution_states_of, norm="embedding_norm", rotary="pos_emb"),
+    "lfm3": Architecture(states=convolution_states_of, norm="embedding_norm"),
     "nemotron_h": Architecture(states=nemotron_states_of, norm="norm_f", rotary=None),
     "kimi_linear": Architecture(parts=latents_of, states=kimi_states_of, rotary=None),
+    "bailing_hybrid": Architecture(_rotated_from_halves, parts=latents_of, states=kimi_states_of),
 }
 
 # Those that the connector for vLLM is tested with.
@@ -211,7 +236,10 @@ IN_VLLM = (
 )  # fmt: skip
 
 # Models of images and text by their own type: the language model within is run, if its type is one of the above.
-WRAPPERS = ("gemma3", "mistral3", "llama4", "qwen3_vl", "qwen3_vl_moe", "kimi_k25", "qwen3_5", "qwen3_5_moe")
+WRAPPERS = (
+    "gemma3", "mistral3", "llama4", "qwen3_vl", "qwen3_vl_moe", "kimi_k25", "qwen3_5", "qwen3_5_moe", "lfm3_vl",
+    "apertus1p5",
+)  # fmt: skip
 
 _NORM_AFTER_ROPE = "it normalises keys after their rotation, so an un-rotated key cannot be kept"
 _INDEXER = "its sparse attention keeps the keys of an indexer beside the latents, rotated differently"
@@ -226,6 +254,8 @@ REFUSED: Mapping[str, str] = {
     "hunyuan_v1_moe": _NORM_AFTER_ROPE,
     "deepseek_v32": _INDEXER,
     "glm_moe_dsa": _INDEXER,
+    "mistral_large4": _INDEXER,
+    "dots3_note": _INDEXER,
     "deepseek_v4": "it rotates values, keeps compressed blocks instead of tokens, and has hyper-connections",
     "glm5_next": _LINEAR,
     "gemma3n": _SHARED_KV,
@@ -233,6 +263,9 @@ REFUSED: Mapping[str, str] = {
     "gemma4": _GEMMA_4,
     "gemma4_text": _GEMMA_4,
     "gemma4_unified": _GEMMA_4,
+    "beam": "layers that do not rotate get a scale for their queries from the model, by position",
+    "dory": "it runs the same layers several times, each time with KV of its own",
+    "inkling2": "its attention adds a bias by distance to the scores, and its keys and values are convolved",
     "jamba": "in transformers a step of several tokens ignores the state of its Mamba layers",
 }
 
@@ -260,6 +293,12 @@ def require_no_states(config: Any, what: str) -> None:
     """Refuse what is not done with hybrids. Raises ModelError: `what` says it."""
     if architecture_of(config).states is not None:
         raise ModelError(f"{what}: {config.model_type} is a hybrid, whose linear layers have states; not supported")
+
+
+def cache_name(module: Any) -> str:
+    """What a module calls its cache: ``cache`` from transformers 5.24 on, before that by what it keeps there."""
+    names = inspect.signature(type(module).forward).parameters
+    return next(name for name in ("cache", "past_key_values", "cache_params") if name in names)
 
 
 def rotary_of(decoder: Any) -> Any:

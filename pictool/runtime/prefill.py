@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pictool.core import Layout, StateShape
 from pictool.runtime import turns
+from pictool.runtime.architectures import cache_name
 from pictool.runtime.attention import Pack, Rows
 from pictool.runtime.device import is_accelerator
 from pictool.runtime.memory.caches import CapturingCache, LayerKV, StatefulCache
@@ -185,7 +186,7 @@ def _map_of(stack: LayerStack, layer: int, inputs: Tensor, before: LinearState, 
     mixer = stack.mixer(layer)
     for part in torch.split(inputs, _PACK_TOKENS, 1):
         turns.checkpoint()
-        mixer(part.expand(len(starts), -1, -1), cache_params=cache)
+        mixer(part.expand(len(starts), -1, -1), **{cache_name(mixer): cache})
     after = cache.state.recurrent
     assert after is not None
     moved = (after[1:] - after[:1]) / _PROBE

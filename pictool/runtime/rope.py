@@ -50,11 +50,13 @@ class Rope:
         self._query_width: int | None = None if key.rotated else next(part.width for part in parts if part.rotated)
         forward = None if self._embedding is None else type(self._embedding).forward
         takes_layer_type = forward is not None and "layer_type" in inspect.signature(forward).parameters
+        labels: list[str | None] = decoder.config.layer_types if takes_layer_type else [None] * len(decoder.layers)
+        known = decoder.config.rope_parameters if takes_layer_type else labels  # a layer without attention has no table
         self.kinds: list[str | None] = [
             UNROTATED
-            if self._embedding is None or (architecture.states is None and not architecture.is_rotated(layer.self_attn))
-            else decoder.config.layer_types[index] if takes_layer_type else None
-            for index, layer in enumerate(decoder.layers)
+            if self._embedding is None or not architecture.is_rotated(getattr(layer, "self_attn", None))
+            else label if label in known else next(other for other in labels if other in known)
+            for layer, label in zip(decoder.layers, labels, strict=True)
         ]  # fmt: skip
 
     def tables(self, positions: Tensor, like: Tensor) -> RotaryTables:
@@ -85,8 +87,11 @@ class Rope:
     def _embed(self, like: Tensor, positions: Tensor, kind: str | None) -> RotaryTable:
         if self._embedding is None:
             return (like.new_empty(1, len(positions), 0),) * 2
+        from torch import inference_mode
+
         more = {} if kind in (None, UNROTATED) else {"layer_type": kind}
-        embedded = self._embedding(like, position_ids=positions[None], **more)
+        with inference_mode():  # long RoPE writes to its frequencies, which may be of a model that was made so
+            embedded = self._embedding(like, position_ids=positions[None], **more)
         table = embedded if isinstance(embedded, tuple) else (embedded,)
         return identity_table(table) if kind == UNROTATED else table
 

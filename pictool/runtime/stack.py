@@ -17,6 +17,7 @@ from pictool.core import Geometry
 from pictool.runtime import turns
 from pictool.runtime.architectures import (
     architecture_of,
+    cache_name,
     chunk_of,
     decoder_of,
     has_attention,
@@ -54,6 +55,7 @@ class LayerStack:
         self.kv_layers = [layer for layer, index in enumerate(self.kv_index) if index is not None]
         self.attention_kinds: Sequence[str] = getattr(config, "layer_types", None) or kinds
         layers = self._decoder.layers
+        self._cache_names = [cache_name(layer) for layer in layers]
         self._chunks = [chunk_of(layer.self_attn) if self.geometry.states is None else None for layer in layers]
         self.device, self.dtype = torch.device(device), dtype
         self.graphs: Any = None  # on an accelerator its layers as steps (`graphs/stack.py`), once a link needs them
@@ -149,9 +151,9 @@ class LayerStack:
                 attention_mask=None,
                 position_ids=tables.positions[None],
                 position_embeddings=None if not own[0].shape[-1] else own if len(own) > 1 else own[0],
-                past_key_values=CountingCache(cache, tables.positions) if self._counts_cached else cache,
                 use_cache=True,
                 pic=Pass(self._rope, None if cache.takes_rotated else table, runs, on_scores, self._chunks[layer]),
+                **{self._cache_names[layer]: CountingCache(cache, tables.positions) if self._counts_cached else cache},
             )
         rows: Tensor = out[0] if isinstance(out, tuple) else out
         return rows
@@ -226,7 +228,8 @@ class _Decoded(nn.Module):
 class _Output(MoeModelOutputWithPast):  # type: ignore[misc]
     """Has none of what a wrapper asks for beside, as the features of images."""
 
-    image_hidden_states = image_outputs = video_outputs = rope_deltas = None
+    image_hidden_states = image_outputs = video_outputs = audio_outputs = rope_deltas = None
+    image_pooler_output = video_pooler_output = None
 
 
 def _indices(chosen: Iterable[bool]) -> list[int | None]:

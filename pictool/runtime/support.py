@@ -25,7 +25,7 @@ from pictool.runtime.machine import installed
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 
 _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -89,10 +89,11 @@ def require_transformers() -> None:
 def rope_parameters(config: PretrainedConfig) -> list[dict[str, Any]]:
     """The RoPE parameters of a model: one set, or one per layer type (Gemma 3)."""
     parameters = getattr(config, "rope_parameters", None) or {}
+    sets = [parameters] if "rope_type" in parameters else list(parameters.values())
     known = ARCHITECTURES.get(config.model_type)  # None: a GGUF file's
-    if known is not None and known.states is not None and not _is_rotated(config, parameters):
-        return []
-    return [parameters] if "rope_type" in parameters else list(parameters.values())
+    if known is not None and known.states is not None:
+        return [one for one in sets if _is_rotated(config, one)]
+    return sets
 
 
 def _is_rotated(config: PretrainedConfig, parameters: dict[str, Any]) -> bool:
@@ -178,7 +179,7 @@ def require_sound(config: PretrainedConfig, name: str) -> None:
 def _problems(config: PretrainedConfig) -> Iterator[str]:
     """What is wrong with a configuration, one problem after the other; later ones rely on earlier ones."""
     for field in _SIZES:
-        if not _is_size(getattr(config, field, None)):
+        if hasattr(config, field) and not _is_size(getattr(config, field, None)):
             yield _must(field, getattr(config, field, None), f"a whole number from 1 to {_MAX_SIZE}")
     if config.num_attention_heads % config.num_key_value_heads:
         yield _must("num_attention_heads", config.num_attention_heads, "a multiple of num_key_value_heads")

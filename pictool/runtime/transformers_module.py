@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pictool.runtime.architectures import auto_class, decoder_of, keep_language_model
+from pictool.runtime.architectures import auto_class, decoder_of, keep_language_model, language_model_of
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model
@@ -33,4 +33,4 @@ def transformers_module(model: Model, attention: str | None = None) -> Any:
         if buffer.is_meta:  # not part of the state
             parent, _, last = name.rpartition(".")
             module.get_submodule(parent).register_buffer(last, buffers[name].clone(), persistent=False)
-    return module.requires_grad_(False).eval()
+    return language_model_of(module).requires_grad_(False).eval()

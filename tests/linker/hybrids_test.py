@@ -32,7 +32,7 @@ from pictool.errors import InputError, ModelError, ObjectError
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
 from pictool.linker.residency import ResidentObjects
-from pictool.runtime.architectures import decoder_of, geometry_of, mixer_of
+from pictool.runtime.architectures import cache_name, decoder_of, geometry_of, mixer_of
 from pictool.runtime.decode import generate
 from pictool.runtime.memory import image as image_module
 from pictool.runtime.memory.states import ImageStates, LinearState, StateMap
@@ -42,7 +42,7 @@ from pictool.store.objects.format import ObjectFile
 from pictool.store.store import Store
 
 HYBRIDS = [name for name in tiny.HYBRIDS if not name.startswith("in ")]
-RECURRENT = [name for name in HYBRIDS if not name.startswith("lfm2")]
+RECURRENT = [name for name in HYBRIDS if not name.startswith("lfm")]
 EXACT = 1e-4
 
 
@@ -65,6 +65,15 @@ class _Layer:
     def has_previous_state(self, *_: Any, **__: Any) -> bool:
         return True
 
+    def get_conv_state(self, index: int, state_idx: int = 0) -> Any:
+        return self.layers[index].conv_states[state_idx]
+
+    def get_recurrent_state(self, index: int, state_idx: int = 0) -> Any:
+        return self.layers[index].recurrent_states[state_idx]
+
+    def is_recording_past(self, index: int) -> bool:
+        return False
+
     def update_conv_state(self, inputs: Tensor, index: int, **more: Any) -> Any:
         return self.layers[index].update_conv_state(inputs, **more)
 
@@ -81,8 +90,7 @@ class _Layer:
 
 
 def _call(mixer: Any, inputs: Tensor, cache: _Layer) -> Tensor:
-    name = "past_key_values" if hasattr(mixer, "conv") else "cache_params"
-    out: Tensor = mixer(inputs, **{name: cache})
+    out: Tensor = mixer(inputs, **{cache_name(mixer): cache})
     return out
 
 
@@ -99,11 +107,9 @@ def replaced(module: Any, forward: Callable[[int, Any, Tensor], Tensor]) -> Iter
         own = mixer.forward
 
         def call(*args: Any, **more: Any) -> Tensor:
-            if "cache_params" in more or "past_key_values" in more:
-                cache = more.get("cache_params", more.get("past_key_values"))
-                if isinstance(cache, _Layer):
-                    out: Tensor = own(*args, **more)
-                    return out
+            if isinstance(more.get(cache_name(mixer)), _Layer):
+                out: Tensor = own(*args, **more)
+                return out
             return forward(index, mixer, args[0] if args else more["hidden_states"])
 
         return call
@@ -305,6 +311,7 @@ def sequential(given: dict[str, Any], state: Tensor) -> tuple[Tensor, Tensor]:
 def _delta(given: dict[str, Any], state: Tensor) -> tuple[Tensor, Tensor]:
     k, v, g, beta = (given[name][0].double() for name in ("k", "v", "g", "beta"))
     k = k / torch.sqrt((k * k).sum(-1, keepdim=True) + 1e-6)
+    k = k.repeat_interleave(v.shape[1] // k.shape[1], 1)
     identity = torch.eye(k.shape[-1], dtype=torch.float64).expand(k.shape[1], -1, -1)
     total = identity
     for at in range(len(k)):

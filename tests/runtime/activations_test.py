@@ -17,6 +17,7 @@ from torch import Tensor
 from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.runtime.activations import attention_of_rows, hidden_norms
+from pictool.runtime.architectures import cache_name
 from pictool.runtime.attention import Run
 from pictool.runtime.decode import generate
 from pictool.runtime.memory.caches import PassThroughCache
@@ -41,7 +42,7 @@ def eager_attention(module: Any, image: Image, reused: Tensor) -> list[Tensor]:
     cache = reference.Splice([(image.key(layer), image.value(layer)) for layer in layers], reused)
     ids = torch.from_numpy(image.layout.tokens.astype(np.int64))[None]
     with torch.no_grad():
-        out = module(input_ids=ids, past_key_values=cache, use_cache=True, output_attentions=True)
+        out = module(input_ids=ids, use_cache=True, output_attentions=True, **{cache_name(module): cache})
     return [attention[0] for attention in out.attentions]
 
 

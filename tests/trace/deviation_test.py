@@ -19,6 +19,7 @@ from pictool.core import Layout
 from pictool.errors import InputError
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
+from pictool.runtime.architectures import cache_name
 from pictool.runtime.decode import generate
 from pictool.runtime.memory.image import Image
 from pictool.runtime.model import wrap_model
@@ -137,9 +138,8 @@ def test_attention_deviation_is_that_of_transformers_attentions(architecture: st
         cache = reference.Splice([(image.key(layer), image.value(layer)) for layer in range(3)], reused)
         ids = torch.from_numpy(image.layout.tokens.astype(np.int64))[None]
         with torch.no_grad():
-            out = subject(architecture).reference(
-                input_ids=ids, past_key_values=cache, use_cache=True, output_attentions=True
-            )
+            module = subject(architecture).reference
+            out = module(input_ids=ids, use_cache=True, output_attentions=True, **{cache_name(module): cache})
         attentions.append(
             np.stack([of_keys(x[0, :, slice(*image.layout.tail)].double()).numpy() for x in out.attentions])
         )

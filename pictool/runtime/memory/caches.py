@@ -136,7 +136,7 @@ class StatefulCache:
         assert self._cache is not None
         return self._cache.update(key, value, layer)
 
-    # What layers ask: `has_previous_state` up to transformers 5.19, else the states themselves.
+    # What layers ask: `has_previous_state` up to transformers 5.20, else the states themselves.
 
     def has_previous_state(self, *_: Any, **__: Any) -> bool:
         return True
