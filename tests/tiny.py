@@ -173,10 +173,6 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
         layers_block_type=["linear_attention", "full_attention", "mlp", "moe", "linear_attention"],
         moe_shared_expert_intermediate_size=16,
     ),
-    "kimi_linear": _of(
-        "kimi_linear", **EXPERTS, **LATENTS, **HYBRID, linear_head_dim=8, linear_num_heads=4,
-        mlp_layer_types=["sparse", "dense", "dense"],
-    ),
     "lfm2": _of("lfm2", layer_types=["conv", "conv", "full_attention"]),
     "lfm2_moe": _of("lfm2_moe", **EXPERTS, layer_types=["conv", "conv", "full_attention"], num_dense_layers=1),
 }  # fmt: skip
@@ -188,6 +184,10 @@ def _known(rows: dict[str, Callable[[], PretrainedConfig]]) -> dict[str, Callabl
 
 
 CONFIGS |= _known({
+    "kimi_linear": _of(
+        "kimi_linear", **EXPERTS, **LATENTS, **HYBRID, linear_head_dim=8, linear_num_heads=4,
+        mlp_layer_types=["sparse", "dense", "dense"],
+    ),
     "exaone": _of("exaone"),
     "internlm3": _of("internlm3"),
     "iquestcoder": _of("iquestcoder"),
