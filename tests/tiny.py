@@ -206,8 +206,9 @@ CONFIGS |= _known({
     ),
     "lfm3": _of("lfm3", layer_types=["conv", "sliding_attention", "full_attention"], sliding_window=12),
     "bailing_hybrid": _of(
-        "bailing_hybrid", **EXPERTS, **LATENTS, **HYBRID, num_experts_per_token=2, num_shared_experts=1,
-        mlp_layer_types=["dense", "sparse", "sparse"], kda_lower_bound=-0.02,  # gates that remember
+        "bailing_hybrid", **EXPERTS | {"num_experts_per_tok": 4}, **LATENTS, **HYBRID, num_shared_experts=1,
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        kda_lower_bound=-0.02,  # gates that remember; of all experts no near tie is decided by rounding
     ),
 })  # fmt: skip
 
