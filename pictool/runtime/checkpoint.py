@@ -36,7 +36,7 @@ _MAX_FILE_BYTES = 256 << 20  # of what is no weights: the largest tokenizers hav
 _MAX_HEADER_BYTES = 32 << 20  # of a weight file: 100,000 tensors have 15 MB
 _MAX_LAYERS = 1000
 _MOST_IN_BYTE = 8  # weights of a GGUF file: no quantization has less than a bit for one
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,6})\.")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d{1,6})\.")  # in the files of some families by another name
 COPY = "copy the model again"
 
 Shape = tuple[int, ...]
@@ -205,7 +205,7 @@ def require_weights(directory: Path, config: PretrainedConfig, name: str) -> int
     if missing is not None or num_layers > _MAX_LAYERS:
         raise ModelError(
             f"{name}: config.json describes {num_layers} layers, but the weights of "
-            f"model.layers.{missing or _MAX_LAYERS} are missing; {COPY}"
+            f"model.layers.{_MAX_LAYERS if missing is None else missing} are missing; {COPY}"
         )
     expected, held = num_weights(config), sum(map(math.prod, shapes.values()))
     is_packed = method_of(config) is not None  # several weights in one number

@@ -384,6 +384,16 @@ def test_frequencies_in_half_precision_are_others() -> None:
 
 
 @pytest.mark.parametrize("architecture", tiny.CONFIGS)
+def test_a_checkpoint_is_read_as_transformers_writes_it(architecture: str, tmp_path: Path) -> None:
+    """In whose files some weights have other names than in the module."""
+    module = module_of(architecture=architecture)
+    module.save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    read = dict(load_model(str(tmp_path), "cpu").module.named_parameters())
+    assert all(torch.equal(parameter, dict(module.named_parameters())[name]) for name, parameter in read.items())
+
+
+@pytest.mark.parametrize("architecture", tiny.CONFIGS)
 def test_what_a_model_does_by_itself_is_no_change(architecture: str, store: Store) -> None:
     """Long prompts, decoding, transformers' own hooks, and weights without versions."""
     with torch.inference_mode():
