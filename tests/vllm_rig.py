@@ -265,13 +265,18 @@ class Engine:
     def __init__(self, world: World, extra: Mapping[str, Any] | None = None, **options: Any) -> None:
         from vllm import LLM
         from vllm.config import KVTransferConfig
+        from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
         config = KVTransferConfig(
             kv_connector="PicConnector", kv_connector_module_path=MODULE, kv_role="kv_both",
             kv_load_failure_policy="recompute",
             kv_connector_extra_config={"store": str(world.store.root), "any_model": True, **(extra or {})},
         )  # fmt: skip
-        self.llm: Any = LLM(str(world.directory), kv_transfer_config=config, **(default_options() | options))
+        try:
+            self.llm: Any = LLM(str(world.directory), kv_transfer_config=config, **(default_options() | options))
+        except BaseException:  # else the next engine in this process gets the connector of this one
+            ensure_kv_transfer_shutdown()
+            raise
 
     def ask(self, *cases: Case, num_tokens: int = 4, options: Mapping[str, Any] = {}, **sampling: Any) -> list[Answer]:
         """Answer prompts, all in one batch, greedily; with `n`, the answers of a prompt one after the other.

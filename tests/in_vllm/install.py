@@ -6,7 +6,7 @@ build is added without any; pip then has nothing to complain about. The constrai
 another project does not change what is tested; `make lock` writes them anew.
 
 Of a later vLLM there is no CPU build: `--python-of 0.33` puts the Python of its wheel over the kernels of this one's,
-which have the same operators. What it requires beyond this one's requirements is not installed.
+which have the same operators. Of what it requires beyond this one's requirements only `IMPORTED` is installed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import zipfile
 from pathlib import Path
 
 VLLM = "0.32.0"
+IMPORTED = ("orjson",)  # by the Python of 0.33
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "triton"}
 _REQUIREMENTS = """
 import json, sys
@@ -53,6 +54,7 @@ def main(directory: Path, constraints: Path | None = None, python_of: str | None
             later = Path(downloads) / python_of
             wanted = f"vllm=={python_of}.*"
             subprocess.run([*pip, "download", "--quiet", "--no-deps", "--dest", str(later), wanted], check=True)
+            subprocess.run([*pip, "install", "--quiet", *IMPORTED], check=True)
             (wheel,) = later.glob("*.whl")
             _replace_python(wheel, next(directory.glob("lib/python*/site-packages")))
 
