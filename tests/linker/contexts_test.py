@@ -71,7 +71,7 @@ def joined(pieces: Sequence[reference.KV], layer: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("architecture", "after"),
     [
-        *((name, after) for name in each_kind() for after in AFTER),
+        *((name, after) for name in each_kind(*PLACED, *SCALED) for after in AFTER),
         # Of a family, how it computes a document after something: which text that is, and a mean, are not its own.
         *((name, "previous") for name in families(*each_kind(), *LENGTH_DEPENDENT, *PLACED, *SCALED, *tiny.HYBRIDS)),
     ],

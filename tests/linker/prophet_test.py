@@ -56,7 +56,7 @@ def attention_of_the_tail(one: Subject, linked: Linked) -> np.ndarray:
     ("architecture", "head"),
     [
         *((name, HEAD) for name in families(*LENGTH_DEPENDENT, *PLACED, *tiny.HYBRIDS)),
-        *((name, "") for name in each_kind()),
+        *((name, "") for name in each_kind(*PLACED)),
     ],
 )
 def test_scores_are_the_attention_of_the_tail_and_the_highest_are_computed(
