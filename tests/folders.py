@@ -91,8 +91,8 @@ def notebook(cells: Sequence[str]) -> bytes:
     return json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": listed}).encode()
 
 
-def zip_bomb(member: str = "word/document.xml", size: int = 2 << 30) -> bytes:
-    """An archive of a few megabytes with a member of gigabytes."""
+def zip_bomb(member: str = "word/document.xml", size: int = 1 << 29) -> bytes:
+    """A small archive with a member of twice what a reader may inflate."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr("[Content_Types].xml", "<x/>")

@@ -24,7 +24,9 @@ from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
 from pictool.linker.policies.base import Policy
 from pictool.linker.spec import Document
+from pictool.runtime.architectures import text_config
 from pictool.runtime.model import Model, wrap_model
+from pictool.runtime.support import depends_on_length
 from pictool.store.store import Store
 
 # Each kind of attention, RoPE and layer once: what every test of linking runs on.
@@ -43,6 +45,18 @@ def families(*left_out: str) -> list[str]:
     """
     names = tiny.CONFIGS if "CI" in os.environ else (*ARCHITECTURES, "qwen3_next", "bamba")
     return [name for name in names if name not in left_out]
+
+
+# Each kind of attention, RoPE and experts once: what runs of a mechanism that asks a family for no more than that.
+KINDS = ["llama", "mistral-window", "gemma3", "cohere2", "phi3-partial", "llama4", "gpt_oss", "deepseek_v3"]
+
+# And each kind of state: of delta rules with one and with many gates, of Mamba, beside attention, of convolutions.
+STATES = ["qwen3_next", "kimi_linear", "bamba", "falcon_h1", "lfm2"]
+
+
+def each_kind(*left_out: str) -> list[str]:
+    """`KINDS`; with PIC_ALL_FAMILIES (`make test-families`) all that are no hybrids and whose RoPE is of no length."""
+    return families(*LENGTH_DEPENDENT, *tiny.HYBRIDS, *left_out) if "PIC_ALL_FAMILIES" in os.environ else KINDS
 
 
 def is_linkable(architecture: str, policy: str) -> bool:
@@ -75,8 +89,9 @@ class Subject:
 
     @property
     def reference(self) -> Any:
-        """A fresh copy: transformers' dynamic RoPE keeps the longest prompt that it saw."""
-        return copy.deepcopy(self.pristine)
+        """Transformers' own; a fresh copy of one whose dynamic RoPE keeps the longest prompt that it saw."""
+        is_fixed = not depends_on_length(text_config(self.pristine.config))
+        return self.pristine if is_fixed else copy.deepcopy(self.pristine)
 
 
 @cache

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from emulated import tensors_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from pictool.runtime.graphs.kernels import Kernels
 from pictool.runtime.graphs.stack import GraphedStack
@@ -32,10 +32,6 @@ _SYNC_OVERLOADS = {"aten.where.default", "aten.repeat_interleave.Tensor", "aten.
 
 class NotCapturable(AssertionError):
     """What cannot be in a CUDA graph."""
-
-
-def tensors_of(values: Any) -> list[Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
 def storages(values: Any) -> set[int]:

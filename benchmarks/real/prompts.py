@@ -187,15 +187,24 @@ def sentence(window: Sequence[str], draw: random.Random) -> tuple[str, str] | No
     return " ".join(words[:cut]), " ".join(words[cut:])
 
 
-def code(texts: Texts, count: int, seed: int) -> list[Question]:
-    """Functions of Python's library."""
-    pool = []
+@cache
+def functions() -> tuple[tuple[str, str, str], ...]:
+    """Module, name and source of the functions of Python's library."""
+    found = []
     for module in MODULES:
         source = inspect.getsource(import_module(module))
-        for node in ast.parse(source).body:
-            body = ast.get_source_segment(source, node) or ""
-            if isinstance(node, ast.FunctionDef) and 100 <= texts.length(body) <= 260:
-                pool.append((f"# {module}.py\n{body}\n\n", f"What does the function {node.name} do?", ""))
+        listed = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+        found += [(module, node.name, ast.get_source_segment(source, node) or "") for node in listed]
+    return tuple(found)
+
+
+def code(texts: Texts, count: int, seed: int) -> list[Question]:
+    """Functions of Python's library."""
+    pool = [
+        (f"# {module}.py\n{body}\n\n", f"What does the function {name} do?", "")
+        for module, name, body in functions()
+        if 100 <= texts.length(body) <= 260
+    ]
     return among("code", half(pool, seed), count, random.Random(seed))
 
 
@@ -203,7 +212,8 @@ def records(texts: Texts, count: int, seed: int) -> list[Question]:
     """Metadata of installed packages as results of a tool."""
     draw, pool = random.Random(seed), []
     for each in packages():
-        known = {name: str(each.metadata[name]) for name in ("Name", *FIELDS) if each.metadata[name]}
+        metadata = each.metadata  # is read anew each time
+        known = {name: str(metadata[name]) for name in ("Name", *FIELDS) if metadata[name]}
         requires = [name for name in (each.requires or ()) if "extra" not in name][:8]
         record = json.dumps({"tool": "package", "result": known | {"Requires": requires}}, indent=1) + "\n"
         fields = [name for name in FIELDS if name in known and len(known[name]) < 60]

@@ -24,6 +24,10 @@ def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return tiny.save_model(tmp_path_factory.mktemp("models") / request.param, tiny.CONFIGS[request.param]())
 
 
+# What takes seconds runs with the model that has both in each layer.
+OF_BOTH = pytest.mark.parametrize("hybrid", ["falcon_h1"], indirect=True)
+
+
 @pytest.fixture(autouse=True)
 def documents() -> None:
     write("a.txt", LINES)
@@ -62,6 +66,7 @@ def test_a_stored_beginning_is_shown_and_verified(hybrid: Path) -> None:
     assert pic("store", "verify", "--store", "st").code == 0
 
 
+@OF_BOTH
 def test_eval_and_tune_take_a_hybrid(hybrid: Path) -> None:
     records = [{"documents": ["a.txt", "b.txt"], "query": "Who knows?", "answers": ["nobody"], "id": "one"}]
     write("q.jsonl", "\n".join(map(json.dumps, records)))
@@ -82,6 +87,7 @@ def test_eval_and_tune_take_a_hybrid(hybrid: Path) -> None:
     assert refused.code and "cacheblend" in refused.err and "hybrid" in refused.err
 
 
+@OF_BOTH
 def test_the_process_of_the_screens_links_a_hybrid_and_says_what_it_cannot_show(hybrid: Path) -> None:
     heard = Heard()
     with WorkerJob(Settings().override(store="st", model=str(hybrid), device="cpu", dtype="float32")) as job:

@@ -151,41 +151,32 @@ def running(*options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
             process.kill()
 
 
-def test_leases_and_objects_outlive_a_kill(tmp_path: Path) -> None:
-    tiny.save_model(tmp_path / "model", tiny.CONFIGS["llama"]())
-    cache = {"model": "model", "text": "The harbour was quiet. It holds a festival in the spring; nobody knows why.\n"}
-    ask = {"model": "model", "temperature": 0, "max_tokens": 4, "messages": [{"role": "user", "content": "Really?"}]}
-    with running() as (url, process):
-        kept, short = (
-            httpx.post(f"{url}/v1/caches", json=cache | {"ttl": ttl}, timeout=60).json()["id"] for ttl in (900, 0.01)
-        )
-        first = httpx.post(f"{url}/v1/chat/completions", json=ask | {"cache_ids": [kept]}, timeout=60).json()
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    with running() as (url, process):
-        assert [entry["id"] for entry in httpx.get(f"{url}/v1/caches", timeout=60).json()["data"]] == [kept]
-        assert httpx.get(f"{url}/v1/caches/{short}", timeout=60).status_code == 404
-        again = httpx.post(f"{url}/v1/chat/completions", json=ask | {"cache_ids": [kept]}, timeout=60).json()
-        assert again["choices"] == first["choices"] and again["pic"] == first["pic"] != {}
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0, "it ends in good order"
-        prompt, reused = again["usage"]["prompt_tokens"], again["pic"]["linked_tokens"]
-        assert process.stderr is not None
-        assert f"{reused} of {prompt} prompt tokens reused" in process.stderr.read()
-
-
-def test_at_the_end_a_stream_says_so_and_who_waits_is_refused(tmp_path: Path) -> None:
+def test_leases_and_objects_outlive_a_kill_and_at_the_end_a_stream_says_so(tmp_path: Path) -> None:
     """By SIGTERM. The answer that runs is longer than the time that is left to it; one request runs at a time."""
     config = tiny.CONFIGS["llama"]()
     config.max_position_embeddings = 1 << 18
     tiny.save_model(tmp_path / "model", config)
-    ask = {"model": "model", "temperature": 0, "n": 16, "messages": [{"role": "user", "content": "Really?"}]}
+    cache = {"model": "model", "text": "The harbour was quiet. It holds a festival in the spring; nobody knows why.\n"}
+    ask = {"model": "model", "temperature": 0, "messages": [{"role": "user", "content": "Really?"}]}
+    short = ask | {"max_tokens": 4}
+    with running() as (url, process):
+        kept, brief = (
+            httpx.post(f"{url}/v1/caches", json=cache | {"ttl": ttl}, timeout=60).json()["id"] for ttl in (900, 0.01)
+        )
+        first = httpx.post(f"{url}/v1/chat/completions", json=short | {"cache_ids": [kept]}, timeout=60).json()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
     with (
         running("--active", "1") as (url, process),
         ThreadPoolExecutor(2) as threads,
         httpx.Client(timeout=60) as client,
     ):
-        with client.stream("POST", f"{url}/v1/chat/completions", json=ask | {"stream": True}, timeout=60) as stream:
+        assert [entry["id"] for entry in client.get(f"{url}/v1/caches").json()["data"]] == [kept]
+        assert client.get(f"{url}/v1/caches/{brief}").status_code == 404
+        again = client.post(f"{url}/v1/chat/completions", json=short | {"cache_ids": [kept]}).json()
+        assert again["choices"] == first["choices"] and again["pic"] == first["pic"] != {}
+
+        with client.stream("POST", f"{url}/v1/chat/completions", json=ask | {"n": 16, "stream": True}) as stream:
             lines = stream.iter_lines()
             assert '"delta"' in next(lines)
             waiting = [
@@ -200,5 +191,9 @@ def test_at_the_end_a_stream_says_so_and_who_waits_is_refused(tmp_path: Path) ->
         for refused in waiting:
             response = refused.result(60)
             assert response.status_code == 503 and response.json()["error"]["code"] == "server_ends"
-        assert process.wait(60) == 0
-        assert process.stderr is not None and "Traceback" not in process.stderr.read()
+        assert process.wait(60) == 0, "it ends in good order"
+        prompt, reused = again["usage"]["prompt_tokens"], again["pic"]["linked_tokens"]
+        assert process.stderr is not None
+        said = process.stderr.read()
+        counted = re.search(rf"{reused} of (\d+) prompt tokens reused .* in 2 requests", said)
+        assert counted and int(counted[1]) > prompt and "Traceback" not in said

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from subjects import ARCHITECTURES, LENGTH_DEPENDENT, subject
+from subjects import LENGTH_DEPENDENT, each_kind, subject
 from torch import Tensor
 from transformers import LlamaConfig
 
@@ -35,7 +35,7 @@ def failed(verdicts: dict[str, Verdict]) -> set[str]:
     return {check for check, verdict in verdicts.items() if verdict.status is VerdictStatus.FAILED}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*each_kind(), *LENGTH_DEPENDENT])
 def test_all_is_well_on_every_architecture(architecture: str, store: Store) -> None:
     verdicts = examined(subject(architecture).model, store)
     assert failed(verdicts) == set() and list(verdicts) == list(CHECKS)

@@ -11,7 +11,19 @@ import pytest
 import reference
 import tiny
 import torch
-from subjects import HEAD, LENGTH_DEPENDENT, LENGTHS, PLACED, SCALED, TAIL, families, make_chunks, parts_of, subject
+from subjects import (
+    HEAD,
+    LENGTH_DEPENDENT,
+    LENGTHS,
+    PLACED,
+    SCALED,
+    TAIL,
+    each_kind,
+    families,
+    make_chunks,
+    parts_of,
+    subject,
+)
 from torch import Tensor
 
 from pictool.api import compile, link
@@ -56,8 +68,14 @@ def joined(pieces: Sequence[reference.KV], layer: int) -> tuple[Tensor, Tensor]:
     return torch.cat([piece[layer][0] for piece in pieces], 2), torch.cat([piece[layer][1] for piece in pieces], 2)
 
 
-@pytest.mark.parametrize("after", AFTER)
-@pytest.mark.parametrize("architecture", families(*LENGTH_DEPENDENT, *PLACED, *SCALED, *tiny.HYBRIDS))
+@pytest.mark.parametrize(
+    ("architecture", "after"),
+    [
+        *((name, after) for name in each_kind(*PLACED, *SCALED) for after in AFTER),
+        # Of a family, how it computes a document after something: which text that is, and a mean, are not its own.
+        *((name, "previous") for name in families(*each_kind(), *LENGTH_DEPENDENT, *PLACED, *SCALED, *tiny.HYBRIDS)),
+    ],
+)
 def test_a_link_equals_the_dense_reference(architecture: str, after: str, compiled: Store) -> None:
     """Every chunk's KV is the mean over its contexts of the model's own forward, less the context's rows."""
     one, chunks, options = subject(architecture), pieces(), CompileOptions(after=after)

@@ -20,7 +20,7 @@ import reference
 import tiny
 import torch
 from alone import compile
-from subjects import HEAD, LENGTHS, TAIL, Subject, make_chunks, max_difference, parts_of, run, subject
+from subjects import HEAD, LENGTHS, STATES, TAIL, Subject, make_chunks, max_difference, parts_of, run, subject
 from torch import Tensor
 from transformers import Qwen3_5TextConfig, Qwen3NextConfig
 from transformers.cache_utils import LinearAttentionLayer
@@ -161,8 +161,8 @@ def linked_reference(one: Subject, linked: Linked) -> reference.Dense:
             tail = tail[..., -cache.tail.shape[-1] :]
         return out
 
+    cached = naive_cache(module, parts)
     with replaced(module, forward):
-        cached = naive_cache(one.reference, parts)
         return forward_over(module, sum(parts, []), 0, reference.Splice(cached, ~rows))
 
 
@@ -183,9 +183,14 @@ def _stretches(rows: Tensor, starts: list[int]) -> Iterator[tuple[int, int]]:
             begin = at
 
 
-@pytest.mark.parametrize(("policy", "fields"), [("naive", {}), ("legolink", {"k": 1}), ("legolink", {"k": 5})])
-@pytest.mark.parametrize("head", ["", HEAD], ids=["no-head", "head"])
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize(
+    ("name", "head", "policy", "fields"),
+    [
+        *((name, HEAD, "legolink", {"k": 5}) for name in HYBRIDS),
+        *((name, HEAD, *kind) for name in STATES for kind in (("naive", {}), ("legolink", {"k": 1}))),
+        *((name, "", *kind) for name in STATES for kind in (("naive", {}), ("legolink", {"k": 1}))),
+    ],
+)
 def test_a_link_equals_the_rule_run_over_the_inputs_as_linked(
     name: str, head: str, policy: str, fields: dict[str, Any], store: Store
 ) -> None:
@@ -369,9 +374,9 @@ def relative(a: Tensor, b: Tensor) -> float:
 @pytest.mark.parametrize("remembers", [0.05, 0.9999])
 @pytest.mark.parametrize("is_number", [False, True], ids=["delta", "mamba"])
 def test_composition_over_many_segments_is_the_sequential_recurrence(is_number: bool, remembers: float) -> None:
-    """64 segments of 512 tokens, maps in float32, gates near 0 and near 1."""
+    """64 segments of 128 tokens, maps in float32, gates near 0 and near 1."""
     draw = torch.Generator().manual_seed(0)
-    size, width, length, segments = 8, 6, 512, 64
+    size, width, length, segments = 8, 6, 128, 64
     gate = math.log(remembers)
     state64, state32 = (torch.zeros(2, size, width, dtype=kind) for kind in (torch.float64, torch.float32))
     now = LinearState(torch.zeros(1, 1, 3), state32[None])
@@ -492,8 +497,9 @@ def test_a_chunk_that_is_computed_in_several_parts_is_compiled_as_in_one(
 # Prefix chains
 
 
-@pytest.mark.parametrize("block", [1, 4, 16])
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize(
+    ("name", "block"), [*((name, 4) for name in HYBRIDS), *((name, block) for name in STATES for block in (1, 16))]
+)
 def test_a_stored_beginning_and_its_states_give_what_the_model_gives(
     name: str, block: int, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

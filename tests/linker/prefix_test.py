@@ -62,8 +62,13 @@ def salted(one: Subject, salt: str) -> Subject:
     return replace(one, model=wrap_model(one.model.module, one.model.tokenizer, one.model.name, salt))
 
 
-@pytest.mark.parametrize("block", [1, 4, 16])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("architecture", "block"),
+    [
+        *((name, 4) for name in ARCHITECTURES),
+        *((name, block) for name in ("llama", *LENGTH_DEPENDENT) for block in (1, 16)),
+    ],
+)
 def test_a_stored_beginning_gives_what_full_gives(architecture: str, block: int, store: Store) -> None:
     one, policy = subject_of(architecture), make_policy("prefix", {"block": block})
     chunks = make_chunks(LENGTHS)

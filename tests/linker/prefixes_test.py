@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 import emulated
 import numpy as np
 import pytest
-import subjects
 import tiny
 import torch
-from subjects import LENGTH_DEPENDENT, Subject, default_policy, make_chunks, subject
+from subjects import Subject, default_policy, each_kind, make_chunks, subject
 
 from pictool.compiler.compile import compile_chunks
 from pictool.core import CompileOptions, Layout
@@ -34,7 +33,6 @@ from pictool.store.memory import LayerMemory
 from pictool.store.store import Store
 
 FULL = make_policy("full")
-ARCHITECTURES = [name for name in subjects.ARCHITECTURES if name not in LENGTH_DEPENDENT]
 
 
 def pool_of(model: Model, tokens: int, memory: LayerMemory | None = None, kept: Store | None = None) -> ResidentObjects:
@@ -87,7 +85,7 @@ class Talk:
     tokens: list[int] = field(default_factory=list)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", each_kind())
 def test_interleaved_conversations_answer_as_transformers_does(architecture: str, store: Store) -> None:
     """Turns, forks, cancelled answers and tenants in a pool that holds two or three of them."""
     one, rng = subject(architecture), random.Random(architecture)
@@ -96,7 +94,7 @@ def test_interleaved_conversations_answer_as_transformers_does(architecture: str
     start = drawn(rng, 40)
     talks = [Talk(salt, [*start]) for salt in models for _ in range(3)]
     reused = asked = 0
-    for turn in range(36):
+    for turn in range(24):
         talk = rng.choice(talks)
         if len(talk.tokens) > 200:
             talk.tokens = talk.tokens[: rng.randrange(40, 120)]  # another continuation of the same history

@@ -15,6 +15,7 @@ from subjects import (
     PLACED,
     TAIL,
     Subject,
+    each_kind,
     families,
     make_chunks,
     max_difference,
@@ -43,7 +44,7 @@ def tail_rows(linked: Linked) -> torch.Tensor:
 def attention_of_the_tail(one: Subject, linked: Linked) -> np.ndarray:
     """What each token of the context gets: highest of the heads, summed over rows and layers of a kind, as a share."""
     rows = tail_rows(linked)
-    weights = reference.attention(reference.eager(one.reference), parts_of(linked), rows)[:, :, rows]
+    weights = reference.attention(one.reference, parts_of(linked), rows)[:, :, rows]
     weights = weights / weights.sum(-1, keepdim=True)  # a learned sink takes its part and gives no value
     by_layer = weights.amax(1).sum(1)[:, : linked.image.layout.num_context]
     kinds = np.asarray(getattr(one.model.config, "layer_types", None) or ["full"] * len(by_layer))
@@ -51,8 +52,13 @@ def attention_of_the_tail(one: Subject, linked: Linked) -> np.ndarray:
     return torch.stack([weights / weights.sum() for weights in of_kind]).mean(0).numpy()
 
 
-@pytest.mark.parametrize("head", ["", HEAD], ids=["no-head", "head"])
-@pytest.mark.parametrize("architecture", families(*LENGTH_DEPENDENT, *PLACED, *tiny.HYBRIDS))
+@pytest.mark.parametrize(
+    ("architecture", "head"),
+    [
+        *((name, HEAD) for name in families(*LENGTH_DEPENDENT, *PLACED, *tiny.HYBRIDS)),
+        *((name, "") for name in each_kind(*PLACED)),
+    ],
+)
 def test_scores_are_the_attention_of_the_tail_and_the_highest_are_computed(
     architecture: str, head: str, compiled: Store
 ) -> None:

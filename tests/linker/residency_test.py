@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import subjects
 import torch
 from chunks import flip
-from subjects import HEAD, LENGTH_DEPENDENT, TAIL, default_policy, make_chunks, subject
+from subjects import HEAD, TAIL, default_policy, each_kind, make_chunks, subject
 
 from pictool.core import Chunk, CompileOptions, PromptText
 from pictool.engines.torch import TorchEngine
@@ -29,7 +28,6 @@ from pictool.runtime.model import Model
 from pictool.store.store import Store
 
 LENGTHS = (1, 3, 29, 17, 23, 40, 8)
-ARCHITECTURES = [name for name in subjects.ARCHITECTURES if name not in LENGTH_DEPENDENT]
 
 
 def residents(model: Model, tokens: int) -> ResidentObjects:
@@ -57,7 +55,7 @@ def drawn(rng: random.Random, chunks: list[Chunk]) -> list[Chunk]:
     return rng.choices(chunks, k=rng.randint(1, 6))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", each_kind())
 def test_any_stream_of_batches_is_linked_as_without_a_pool(architecture: str, store: Store) -> None:
     """Moves, duplicates, cycles and parts that are loaded for several, under all kinds of policies."""
     model, chunks, rng = subject(architecture).model, make_chunks(LENGTHS), random.Random(5)

@@ -106,7 +106,7 @@ def has_cycle_longer_than(moves: list[Move], batch: int) -> bool:
 def test_random_moves_are_as_a_naive_copy_within_the_bounds() -> None:
     rng, noise = random.Random(13), np.random.default_rng(13)
     used = 0
-    for number in range(10_000):
+    for number in range(2_000):
         places, batch = rng.randint(1, 40), rng.choice([1, 2, 3, 5, 8, 64])
         pool = noise.integers(0, 1 << 32, (places, 2), dtype=np.uint32)
         moves = random_moves(rng, places)
@@ -118,7 +118,7 @@ def test_random_moves_are_as_a_naive_copy_within_the_bounds() -> None:
         assert made.duplicates == len(set(moves)) - len({move.source for move in moves})
         assert len(kept) <= made.num_moves <= len(kept) + len(made.batches)
         used += made.scratch
-    assert used > 500
+    assert used > 100
 
 
 def test_random_runs_are_as_a_naive_copy() -> None:

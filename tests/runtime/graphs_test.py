@@ -14,12 +14,11 @@ import tiny
 import torch
 from emulated import Race
 from subjects import (
-    ARCHITECTURES,
     HEAD,
-    LENGTH_DEPENDENT,
     LENGTHS,
     TAIL,
     default_policy,
+    each_kind,
     families,
     make_chunks,
     run,
@@ -49,7 +48,7 @@ from pictool.runtime.model import Model
 from pictool.store.store import Store
 
 CLOSE = 1e-5
-FAMILIES = [name for name in families() if name not in tiny.HYBRIDS]
+LAYERS = 32  # of the model whose operations are counted
 # (policy, lengths of documents): other documents, rows and lengths in the same buckets, and in others
 LINKS = [
     ("legolink", (1, 3, 29, 17, 29)), ("legolink", (17, 3, 1, 29)), ("naive", (29, 17)), ("cacheblend", (29, 17, 29)),
@@ -90,13 +89,8 @@ def difference(ours: list[Tensor], other: list[Tensor]) -> float:
     return max(float((one - two).abs().max()) for one, two in zip(ours, other, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("architecture", "records"),
-    [
-        *(pytest.param(name, True, id=f"{name}-tapes") for name in FAMILIES),
-        *(pytest.param(name, False, id=f"{name}-lean") for name in FAMILIES if name in ARCHITECTURES),
-    ],
-)
+@pytest.mark.parametrize("records", [True, False], ids=["tapes", "lean"])
+@pytest.mark.parametrize("architecture", each_kind())
 def test_a_step_of_one_link_serves_every_other(
     architecture: str, records: bool, store: Store, near: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +104,16 @@ def test_a_step_of_one_link_serves_every_other(
                 assert difference(numbers_of(ours), plain[index]) <= CLOSE
         assert graphs.problem is None
         assert (graphs.num_recorded > 20) == records
+
+
+@pytest.mark.parametrize("architecture", families(*each_kind(), *tiny.HYBRIDS))
+def test_a_layer_of_any_family_is_a_step(architecture: str, store: Store) -> None:
+    """Its operations can be recorded, and are another link's as well; all else about steps is no family's own."""
+    plain = [numbers_of(link_of(architecture, store, *each).image) for each in LINKS[:2]]
+    with graphed(subject(architecture).model) as (graphs, _):
+        for index in (0, 1, 0, 1):
+            assert difference(numbers_of(link_of(architecture, store, *LINKS[index]).image), plain[index]) <= CLOSE
+        assert graphs.problem is None and graphs.num_recorded > 10
 
 
 def test_an_image_outlives_the_slab(store: Store) -> None:
@@ -149,7 +153,7 @@ def test_a_link_that_begins_during_another_has_tensors_of_its_own(
 
 
 @pytest.mark.parametrize("records", [True, False], ids=["tapes", "lean"])
-@pytest.mark.parametrize("architecture", [name for name in FAMILIES if name not in LENGTH_DEPENDENT])
+@pytest.mark.parametrize("architecture", each_kind())
 def test_images_of_a_pool_are_computed_by_steps(architecture: str, records: bool, store: Store) -> None:
     """The rows of documents that links wrote over are restored in the pool, where answers are, too."""
     model = subject(architecture).model
@@ -397,19 +401,19 @@ def test_a_cpu_has_no_static_tensors(store: Store, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture(scope="module")
 def counted() -> dict[int, dict[str, Any]]:
-    """Links of a model of 32 layers, by the number of chunks."""
-    found = launches.measure_links(launches.make_model(32), [8, 64], 4, ["legolink-1"], 1)
+    """Links of a model of some layers, by the number of chunks."""
+    found = launches.measure_links(launches.make_model(LAYERS), [8, 64], 4, ["legolink-1"], 1)
     return {each["chunks"]: each for each in found}
 
 
 def test_operations_outside_of_steps_are_those_of_the_layers_whatever_the_chunks(counted: dict[int, Any]) -> None:
-    assert [counted[chunks]["graphs"]["operations_outside"] <= 32 + 8 for chunks in (8, 64)] == [True, True]
+    assert [counted[chunks]["graphs"]["operations_outside"] <= LAYERS + 8 for chunks in (8, 64)] == [True, True]
     assert counted[8]["graphs"]["launches_of_steps"] == counted[64]["graphs"]["launches_of_steps"]
 
 
 def test_a_step_launches_as_much_as_the_layer_of_transformers(counted: dict[int, Any]) -> None:
     """And one copy: the layers of a bucket share what they run on."""
-    own = launches.of_transformers(launches.make_model(32), 64, 16)
+    own = launches.of_transformers(launches.make_model(LAYERS), 64, 16)
     of_steps = counted[8]["graphs"]["launches_of_steps"]
     assert of_steps["_run_layer"] <= own + 1 and of_steps["_run"] <= 11
 

@@ -24,7 +24,7 @@ from pictool.runtime.model import load_model
 from pictool.runtime.support import require_sound
 from pictool.store.store import Store
 
-CASES = 60  # of each model; `python -m pytest` with more takes minutes
+CASES = 30  # of each model; `python -m pytest` with more takes minutes
 LIMIT_S, LIMIT_MB = 60.0, 1024  # a hang, on a machine that may be busy; memory
 
 

@@ -141,7 +141,7 @@ def test_a_tenant_that_floods_the_queue_has_its_share_of_turns_and_no_more(tmp_p
     with serving(tiny_model(), Store(tmp_path / "objects"), keys, settings, key="a") as live:
 
         async def ask(client: httpx.AsyncClient, key: str, number: int) -> None:
-            ask = body(number) | {"max_tokens": 40, "pic": False}
+            ask = body(number) | {"max_tokens": 16, "pic": False}
             response = await client.post("/v1/chat/completions", json=ask, headers={"Authorization": f"Bearer {key}"})
             assert response.status_code == 200
             ended.append(key)

@@ -26,7 +26,7 @@ from pictool.serve.work import AnswerRequest, Backend, BackendStatus, ChatPrompt
 from pictool.store.store import Store
 from serve.live import Live, serving, tiny_model
 
-CASES = int(os.environ.get("PIC_SCHEMA_CASES", "8"))
+CASES = int(os.environ.get("PIC_SCHEMA_CASES", "5"))
 CHECKS = [not_a_server_error, status_code_conformance, response_schema_conformance]
 
 

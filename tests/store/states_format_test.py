@@ -114,11 +114,11 @@ def test_a_block_of_a_chain_has_the_state_at_its_end_alone(tmp_path: Path) -> No
             file.verify()
 
 
-@pytest.mark.parametrize("bits", [1, 128])
-def test_every_flipped_byte_is_refused(path: Path, bits: int) -> None:
+def test_every_flipped_byte_is_refused(path: Path) -> None:
+    """One bit of each, another one in the next."""
     data = path.read_bytes()
     for at in range(len(data)):
-        path.write_bytes(data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :])
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
         with pytest.raises(ObjectError), ObjectFile(path) as file:
             file.verify()
 
