@@ -30,11 +30,12 @@ from pictool.runtime.stack import LayerStack
 from pictool.runtime.support import depends_on_length, require_transformers
 
 Numbers = Sequence[int] | Tensor
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 @torch.no_grad()
 def relocate(past_key_values: Cache, from_positions: Numbers, to_positions: Numbers, model: Any) -> Cache:
-    """Rotate a cache's keys from the positions where they were computed to others (EPIC §4.1).
+    """Rotate a cache's keys from the positions where they were computed to others (RoPE).
 
     Each key is turned once, in float32, and rounded once; where both positions are equal it stays as it is, to the bit.
     Values, latents and the keys of layers without RoPE are copied. A layer with a window may hold the last tokens
@@ -58,7 +59,7 @@ def relocate(past_key_values: Cache, from_positions: Numbers, to_positions: Numb
     owner, stack = _stack_of(model, "relocate")
     length, bound = _length_of(past_key_values, owner), owner.max_positions
     before = _whole_numbers("from_positions", from_positions, bound, length)
-    after = _ascending("to_positions", _whole_numbers("to_positions", to_positions, bound, length))
+    after = _whole_numbers("to_positions", to_positions, bound, length, ascend=True)
     tables = tables_between(*(stack.rotary_tables(positions.to(stack.device)) for positions in (before, after)))
 
     def moved(index: int, layer: Any) -> LayerKV:
@@ -107,7 +108,7 @@ def repair(
             "config keeps them where the model has windows"
         )
     ids = _whole_numbers("tokens", tokens, owner.config.vocab_size, length).numpy().astype(np.int32)
-    begins = _ascending("starts", _whole_numbers("starts", starts, length, None)).tolist()
+    begins = _whole_numbers("starts", starts, length, None, ascend=True).tolist()
     on = _rows_of(rows, Prompt(owner, Layout(ids, (0, *begins, length)), ()))
     image, last = Image(stack, Layout.of((), (), ids.tolist())), stack.num_layers - 1
     for index, layer in enumerate(past_key_values.layers):
@@ -128,7 +129,9 @@ def _stack_of(model: Any, what: str) -> tuple[Model, LayerStack]:
     owner = model if isinstance(model, Model) else wrap_model(model, None, type(model).__name__)
     owner.require_no_states(what)
     if not owner.is_of_transformers or depends_on_length(owner.config):
-        raise ModelError(f"{what}: {owner.name} has keys that their positions alone do not determine; not supported")
+        raise ModelError(
+            f"{what}: {owner.name} runs in llama.cpp, or its RoPE depends on the prompt's length; not supported"
+        )
     if owner is model:
         return owner, owner.stack
     if model.training:
@@ -138,12 +141,12 @@ def _stack_of(model: Any, what: str) -> tuple[Model, LayerStack]:
 
 def _length_of(cache: Cache, owner: Model) -> int:
     """How many tokens a cache is of. Raises InputError: not one that this model's forward filled."""
-    layers: Sequence[Any] = getattr(cache, "layers", ())
-    geometry = owner.geometry
-    if any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
-        raise InputError(f"past_key_values: {type(cache).__name__} is not supported; use a DynamicCache")
-    if len(layers) != geometry.layers:
-        raise InputError(f"past_key_values: {len(layers)} layers are filled, but {owner.name} has {geometry.layers}")
+    layers, geometry = list(getattr(cache, "layers", ())), owner.geometry
+    kinds = {DynamicLayer, DynamicSlidingWindowLayer, *map(type, layers)}
+    if len(layers) != geometry.layers or len(kinds) > 2:
+        raise InputError(
+            f"past_key_values: must be a DynamicCache of {geometry.layers} layers that {owner.name} filled"
+        )
     for index, layer in enumerate(layers):
         for part, held in zip(geometry.parts, (layer.keys, layer.values), strict=True):
             needed = (part.heads, part.width, owner.torch_dtype, torch.device(owner.device).type)
@@ -156,22 +159,15 @@ def _length_of(cache: Cache, owner: Model) -> int:
     return int(layers[0].get_seq_length())
 
 
-def _whole_numbers(what: str, values: Numbers, bound: int, length: int | None) -> Tensor:
-    """Values as int64 [n] on the CPU. Raises InputError: not `length` whole numbers from 0 to below `bound`."""
+def _whole_numbers(what: str, values: Numbers, bound: int, count: int | None, ascend: bool = False) -> Tensor:
+    """Values as int64 [n] on the CPU. Raises InputError: not `count` whole numbers from 0 to below `bound`."""
     numbers = torch.as_tensor(values).cpu().flatten()
-    if length is not None and len(numbers) != length:
-        raise InputError(f"{what}: {len(numbers)} of them, but the cache has {length} tokens")
-    is_whole = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
-    if len(numbers) and not (is_whole and numbers.min() >= 0 and numbers.max() < bound):
-        raise InputError(f"{what}: must be whole numbers from 0 to {bound - 1}")
+    is_whole = numbers.dtype in _WHOLE and bool((numbers >= 0).all() and (numbers < bound).all())
+    is_in_order = not ascend or bool((numbers.diff() > 0).all())
+    if len(numbers) != (len(numbers) if count is None else count) or (len(numbers) and not (is_whole and is_in_order)):
+        form = f"{'' if count is None else f'{count} '}{'ascending ' if ascend else ''}whole numbers"
+        raise InputError(f"{what}: must be {form} from 0 to {bound - 1}")
     return numbers.long()
-
-
-def _ascending(what: str, numbers: Tensor) -> Tensor:
-    """The same. Raises InputError: one is not above the one before it."""
-    if (numbers.diff() < 1).any():
-        raise InputError(f"{what}: must ascend, without a number twice")
-    return numbers
 
 
 def _rows_of(rows: Any, prompt: Prompt) -> RowMask:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from pictool.errors import InputError, ModelError
 from pictool.linker.link import Linked
 from pictool.linker.policies import make_policy
 from pictool.runtime.architectures import cache_name
-from pictool.runtime.rope import tables_between
+from pictool.runtime.rope import RotaryTables, tables_between
 from pictool.store.store import Store
 
 ARCHITECTURES = [
@@ -27,6 +29,7 @@ ARCHITECTURES = [
     "mixtral", "cohere2", "deepseek_v2", "deepseek_v3", "deepseek_v3-yarn", "ministral3", "in gemma3",
 ]  # fmt: skip
 NUM_NEW = 12
+ROOT = Path(__file__).parents[2]
 
 
 @torch.no_grad()
@@ -130,10 +133,9 @@ def test_to_the_same_positions_is_the_identity_and_back_again_nearly(architectur
     module, tokens = subject(architecture).reference.to(dtype), list(range(3, 43))
     cache = filled(module, tokens)
     same = pictool.relocate(cache, range(40), range(40), module)
-    pairs = [pair for mine, theirs in zip(same.layers, cache.layers, strict=True) for pair in (
-        (mine.keys, theirs.keys), (mine.values, theirs.values)
-    )]  # fmt: skip
-    assert all(mine.equal(theirs) and mine.data_ptr() != theirs.data_ptr() for mine, theirs in pairs)
+    for mine, theirs in zip(same.layers, cache.layers, strict=True):
+        for ours, given in ((mine.keys, theirs.keys), (mine.values, theirs.values)):
+            assert ours.equal(given) and ours.data_ptr() != given.data_ptr() and not ours.is_inference()
     moved = pictool.relocate(cache, torch.arange(40), range(7, 47), module)
     back = pictool.relocate(moved, range(7, 47), torch.arange(40), module)
     scale = max(float(layer.keys.abs().max()) for layer in cache.layers)
@@ -149,6 +151,10 @@ def test_a_layer_with_a_window_holds_the_last_tokens_and_goes_on(architecture: s
     moved = pictool.relocate(cache, range(40), range(8, 48), module)
     assert moved.get_seq_length() == 40
     assert apart(moved, reference.isolated(module, tokens, 8)) <= 1e-5
+    alone, whole = [*range(25), *range(15)], filled(module, tokens)  # two chunks, of which the second moves
+    second = pictool.relocate(whole, alone, range(40), module)
+    joint = pictool.relocate(cache, alone, range(40), module)
+    assert apart(joint, [(layer.keys, layer.values) for layer in second.layers]) <= 1e-5
     filled(module, [50], 48, moved)
     assert moved.get_seq_length() == 41 and cache.get_seq_length() == 40
     with pytest.raises(InputError, match=r"^past_key_values: "):
@@ -219,11 +225,12 @@ def test_a_quotient_undoes_the_scale_of_yarn_and_the_rounding_of_half_precision(
         torch.testing.assert_close(moved, stack.rotate(x, tables_in_float32(second), 0), atol=1e-5, rtol=0)
 
 
-def tables_in_float32(tables: Any) -> Any:
-    kinds = {kind: tuple(part if part.is_complex() else part.float() for part in table) for kind, table in (
-        tables.of_kind.items()
-    )}  # fmt: skip
-    return type(tables)(tables.positions, kinds)
+def tables_in_float32(tables: RotaryTables) -> RotaryTables:
+    kinds = tables.of_kind.items()
+    return RotaryTables(
+        tables.positions,
+        {kind: tuple(part if part.is_complex() else part.float() for part in table) for kind, table in kinds},
+    )
 
 
 @pytest.mark.parametrize("architecture", ["llama-dynamic", "phi3-long", "bamba", "qwen3_next", "lfm2"])
@@ -335,3 +342,11 @@ def test_a_model_in_training_and_one_with_a_hook_are_refused() -> None:
     module.eval().model.layers[0].register_forward_hook(lambda *_: None)
     with pytest.raises(ModelError, match="hook"):
         pictool.repair(cache, range(3, 9), "full", module)
+
+
+def test_the_guide_s_example_answers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    guide = (ROOT / "docs" / "guides" / "your-own-cache.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    exec(example, {})
+    assert capsys.readouterr().out.startswith(" Temmere")
