@@ -41,6 +41,11 @@ def filled(module: Any, tokens: Sequence[int], start: int = 0, cache: Any = None
     return cache
 
 
+def changeable(architecture: str) -> Any:
+    """A copy of transformers' own model, which no other test has."""
+    return copy.deepcopy(subject(architecture).pristine)
+
+
 def joined(caches: Sequence[Any]) -> Any:
     """Caches one after the other, as one."""
     whole = DynamicCache()
@@ -130,7 +135,7 @@ def one_cache(kv: Sequence[tuple[Tensor, Tensor]]) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "llama3", "llama-linear"])
 def test_to_the_same_positions_is_the_identity_and_back_again_nearly(architecture: str, dtype: torch.dtype) -> None:
-    module, tokens = subject(architecture).reference.to(dtype), list(range(3, 43))
+    module, tokens = changeable(architecture).to(dtype), list(range(3, 43))
     cache = filled(module, tokens)
     same = pictool.relocate(cache, range(40), range(40), module)
     for mine, theirs in zip(same.layers, cache.layers, strict=True):
@@ -218,7 +223,7 @@ def test_several_sequences_are_relocated_together() -> None:
 
 def test_a_quotient_undoes_the_scale_of_yarn_and_the_rounding_of_half_precision() -> None:
     for architecture in ("llama-yarn", "deepseek_v3-yarn", "deepseek_v2"):
-        stack = pictool.wrap_model(subject(architecture).reference.bfloat16(), tiny.tokenizer()).stack
+        stack = pictool.wrap_model(changeable(architecture).bfloat16(), tiny.tokenizer()).stack
         first, second = (stack.rotary_tables(torch.arange(start, start + 90)) for start in (0, 30))
         x = torch.randn(1, 2, 90, stack.geometry.parts[1].width if stack.geometry.others else 8)
         moved = stack.rotate(stack.rotate(x, tables_in_float32(first), 0), tables_between(first, second), 0)
@@ -335,7 +340,7 @@ def test_rows_that_cannot_be_are_refused(name: str, tokens: Any, rows: Any, star
 
 
 def test_a_model_in_training_and_one_with_a_hook_are_refused() -> None:
-    module = subject("llama").reference
+    module = changeable("llama")
     cache = filled(module, range(3, 9))
     with pytest.raises(ModelError, match=r"eval\(\)"):
         pictool.repair(cache, range(3, 9), "full", module.train())
