@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from pictool.linker.link import Linked as Linked
     from pictool.linker.policies import policies as policies
     from pictool.linker.policies.base import Policy as Policy
+    from pictool.linker.relocation import relocate as relocate
+    from pictool.linker.relocation import repair as repair
     from pictool.linker.spec import Spec as Spec
     from pictool.runtime.decode import generate as generate
     from pictool.runtime.model import Model as Model
@@ -64,7 +66,7 @@ _HOMES = {
     "generate": "runtime.decode", "link": "api",
     "load_model": "runtime.model", "make_policy": "linker.grid",
     "open_gguf": "engines.llamacpp.model", "policies": "linker.policies",
-    "wrap_model": "runtime.model",
+    "relocate": "linker.relocation", "repair": "linker.relocation", "wrap_model": "runtime.model",
 }  # fmt: skip
 _RENAMED = {"Request": "Spec", "make_policy": "named_policy"}
 __all__ = sorted(_HOMES)

@@ -110,6 +110,30 @@ def tables_at(tables: RotaryTables, positions: Tensor | slice) -> RotaryTables:
     )
 
 
+def tables_between(first: RotaryTables, second: RotaryTables) -> RotaryTables:
+    """The tables, in float32, that rotate what `first` rotated to the positions of `second`.
+
+    They are quotients: what the model's own tables scale by (YaRN) cancels out, and what they were rounded to is undone
+    and done as it was. Of equal positions they rotate nothing, to the bit.
+    """
+    pairs = {kind: (table, second.of_kind[kind]) for kind, table in first.of_kind.items()}
+    return RotaryTables(second.positions, {kind: _table_between(*pair) for kind, pair in pairs.items()})
+
+
+def _table_between(first: RotaryTable, second: RotaryTable) -> RotaryTable:
+    (from_cos, from_sin), (to_cos, to_sin) = (
+        [part.float() for part in (table if len(table) > 1 else (table[0].real, table[0].imag))]
+        for table in (first, second)
+    )
+    scale = from_cos * from_cos + from_sin * from_sin
+    cos, sin = (to_cos * from_cos + to_sin * from_sin) / scale, (to_sin * from_cos - to_cos * from_sin) / scale
+    if len(first) > 1:
+        return cos, sin
+    from torch import complex
+
+    return (complex(cos, sin),)
+
+
 def joined_tables(parts: Sequence[RotaryTables]) -> RotaryTables:
     """Tables one after the other."""
     from torch import cat
