@@ -98,7 +98,7 @@ LINKING = [
     Case("field without value", (*LINK, "--algo", "legolink:k"), ("'k'", "FIELD=VALUE"), code=2),
     Case("field of another type", (*LINK, "--algo", "legolink:k=many"), ("legolink", "k=", "many", "int"), code=2),
     Case("policy without such a field", (*LINK, "--algo", "naive:k=3"), ("naive", "k", "no fields"), code=2),
-    Case("negative k", (*LINK, "--algo", "legolink:k=-1"), ("k=-1", "0 or more"), code=2),
+    Case("negative k", (*LINK, "--algo", "legolink:k=-1"), ("k=-1",), code=2),
     Case("no query", ("link", "a.txt"), ("--query",), code=2),
     Case("empty query", ("link", "-q", " "), ("query is empty",)),
     Case("query of half a character", ("link", "-q", "\udcff"), ("query", "UTF-8")),

@@ -34,4 +34,4 @@ def test_there_is_no_such_engine(tmp_path: Path) -> None:
 def test_a_server_needs_vllm_installed(monkeypatch: pytest.MonkeyPatch, model_dir: Path) -> None:
     monkeypatch.setattr("pictool.engines.vllm.needs.find_spec", lambda name: None)
     done = pic("serve", "-m", model_dir, "--engine", "vllm")
-    assert done.code == 1 and "pip install 'vllm==0.32.*'" in done.err
+    assert done.code == 1 and "pip install 'vllm>=0.32'" in done.err
