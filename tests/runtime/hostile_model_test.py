@@ -108,7 +108,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "width": ({"intermediate_size": 10**9}, "config.json"),
     "no heads": ({"num_key_value_heads": 0}, "num_key_value_heads .*0"),
     "heads": ({"num_attention_heads": 3}, r"\(3\)"),
-    "head_dim": ({"head_dim": 7}, "head_dim.*=7"),
+    "head_dim": ({"head_dim": 7}, "head_dim.*7"),
     "other head_dim": ({"head_dim": 16}, "config.json"),
     "positions": ({"max_position_embeddings": -1}, "max_position_embeddings .*-1"),
     "activation": ({"hidden_act": "nosuch"}, "hidden_act .*'nosuch'"),
