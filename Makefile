@@ -56,7 +56,7 @@ test-newest:
 test-oldest:
 	rm -rf $(OLDEST) && $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet uv
-	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct --editable '.[dev]'
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct --link-mode copy --editable '.[dev]'
 	$(OLDEST)/bin/python -m pytest -n auto $(PART) --ignore tests/lock_test.py
 
 # What else runs on one family of each kind of attention, on every family: minutes.
