@@ -148,9 +148,10 @@ class PicConnector(KVConnectorBase_V1):
     def start_load_kv(self, forward_context: ForwardContext, **_: Any) -> None:
         meta = self._get_connector_metadata()
         assert isinstance(meta, PicMetadata)
-        if self._declined is not None or self._worker_side is None:
+        if self._declined is not None:
             self._outcomes |= {job.request_id: JobResult(self._declined) for job in meta.jobs}
         else:
+            assert self._worker_side is not None  # else a job without KV would count as done
             self._outcomes |= self._worker_side.step(meta.jobs, meta.target, meta.is_idle)
         if self._rewinds_on_cpu:
             withhold_generators(self._worker)
