@@ -29,7 +29,7 @@ from pictool.runtime.model import load_model
 from training.world.generate import filler, write_prompt
 
 ANSWER = 16  # tokens at most
-_ADDRESS = re.compile(r"on (http://\S+)/v1")
+ADDRESS = re.compile(r"on (http://\S+)/v1")
 _PREFIX = re.compile(r'^pic_tokens_total\{kind="prefix"\} (\S+)$', re.MULTILINE)
 
 
@@ -39,7 +39,7 @@ def serving(model: str, root: str) -> Iterator[httpx.Client]:
     command = [sys.executable, "-m", "pictool", "serve", "-m", model, "--port", "0", "--store", f"{root}/store"]
     with subprocess.Popen([*command], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        address = next(found for line in process.stderr if (found := _ADDRESS.search(line)))
+        address = next(found for line in process.stderr if (found := ADDRESS.search(line)))
         try:
             with httpx.Client(base_url=address[1], timeout=600) as client:
                 yield client
@@ -47,10 +47,15 @@ def serving(model: str, root: str) -> Iterator[httpx.Client]:
             process.terminate()
 
 
+def make_system(draw: random.Random) -> str:
+    """The system text that conversations share."""
+    return " ".join(filler(draw) for _ in range(20))
+
+
 def converse(client: httpx.Client, model: str, conversations: int, turns: int, log: Path) -> dict[str, Any]:
     """The loop, whose requests are logged as a gateway would; what its responses say."""
     draw = random.Random(conversations)
-    system = " ".join(filler(draw) for _ in range(20))
+    system = make_system(draw)
     talks = [[{"role": "system", "content": system}] for _ in range(conversations)]
     last = [len(load_model(model).encode(system))] * conversations  # what a cache without limits has
     last[0] = 0

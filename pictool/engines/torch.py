@@ -18,7 +18,7 @@ from pictool.runtime import turns
 
 if TYPE_CHECKING:
     from pictool.linker.link import Linked
-    from pictool.linker.residency import ResidentObjects
+    from pictool.linker.residency import Prefixes
     from pictool.runtime.model import Model
     from pictool.store.store import Store
 
@@ -38,17 +38,30 @@ class TorchEngine(Engine):
     max_tokens: int | None = None
 
     def __init__(
-        self, model: Model, store: Store, pool_bytes: int | None = 0, residents: ResidentObjects | None = None
+        self, model: Model, store: Store, pool_bytes: int | None = 0, residents: Prefixes | None = None
     ) -> None:
         """`pool_bytes` None: exact prefixes stay. `residents`: those of a pool that engines of one model share."""
+        super().__init__(model, store, pool_bytes)
+        self.residents = residents or self.open_pool(model, store, pool_bytes, pool_bytes is None)
+
+    @classmethod
+    def open_pool(
+        cls, model: Model, store: Store, num_bytes: int | None, keeps_prefixes: bool, kept: Store | None = None
+    ) -> Prefixes | None:
+        """What stays from prompt to prompt, in so many bytes.
+
+        Args:
+            num_bytes: None: see `default_pool_bytes`; 0: nothing stays.
+            kept: where exact prefixes are on disk.
+
+        Raises:
+            InputError, ModelError: as of `ResidentObjects`.
+        """
         from pictool.linker.residency import ResidentObjects
         from pictool.runtime.memory.pool import default_pool_bytes
 
-        super().__init__(model, store, pool_bytes)
-        keeps, self.residents = pool_bytes is None and "pool" in self.supports, residents
-        num_bytes = default_pool_bytes(model) if keeps else pool_bytes
-        if num_bytes and residents is None:
-            self.residents = ResidentObjects(model, num_bytes, keeps, memory=store.memory)
+        num_bytes = default_pool_bytes(model) if num_bytes is None else num_bytes
+        return ResidentObjects(model, num_bytes, keeps_prefixes, kept, store.memory) if num_bytes else None
 
     def compile(
         self,
@@ -68,15 +81,18 @@ class TorchEngine(Engine):
 
     def link_all(self, specs: Sequence[Spec]) -> Iterator[tuple[int, LinkResult | PicError]]:
         """See `Engine.link_all`. From a pool of objects alone they are linked in batches."""
-        if self.residents is None or self.residents.keeps_prefixes:
-            return super().link_all(specs)
         from pictool.linker.batch import link_batches
+        from pictool.linker.residency import ResidentObjects
+
+        residents = self.residents
+        if not isinstance(residents, ResidentObjects) or residents.keeps_prefixes:
+            return super().link_all(specs)
 
         def result(linked: tuple[int, Linked | PicError]) -> tuple[int, LinkResult | PicError]:
             index, outcome = linked
             return index, outcome if isinstance(outcome, PicError) else link_result(outcome)
 
-        return map(result, link_batches(self.model, self.store, specs, self.residents))  # map holds no image
+        return map(result, link_batches(self.model, self.store, specs, residents))  # map holds no image
 
     def run(
         self, spec: Spec, *, on_text: Callable[[str], None] | None = None,

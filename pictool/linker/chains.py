@@ -18,7 +18,6 @@ from pictool.linker.prefixes import BLOCK
 from pictool.linker.resolve import Part
 from pictool.runtime import turns
 from pictool.runtime.memory.image import Image
-from pictool.runtime.memory.pool import PooledImage
 from pictool.runtime.memory.states import LinearState
 from pictool.runtime.tensors import to_bytes
 from pictool.store.files import allow_open_files
@@ -157,8 +156,8 @@ class KeptChain(ChainContext):
             return []
         return [part for part in self._open(opened) if part.start >= start]
 
-    def keep_image(self, model: Model, image: PooledImage) -> None:
-        """Store the blocks of a prompt and its answer up to the first that a linked part is in; warns as `keep`."""
+    def keep_image(self, model: Model, image: Image) -> None:
+        """Store the blocks of a prompt and its answer that an image gives (`raw_tokens`); warns as `keep`."""
         model.require_storable()
         self._identify(model, Layout.of(image.raw_tokens, [], []))
         try:

@@ -24,9 +24,9 @@ from pictool.linker.loader import Loader
 from pictool.linker.narrowing import Narrowing
 from pictool.linker.objects import Context, ObjectContext, ReusePlan
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection
-from pictool.linker.pooled import PooledContext
+from pictool.linker.pooled import PooledContext, PrefixContext
 from pictool.linker.prefixes import FoundPrefix
-from pictool.linker.residency import PoolUse, Reservation, ResidentObjects
+from pictool.linker.residency import PoolUse, Prefixes, Reservation, ResidentObjects
 from pictool.linker.resolve import Part, PromptParts, lay_out_spec
 from pictool.linker.spec import Spec
 from pictool.runtime.device import synchronize
@@ -93,7 +93,7 @@ class Linked:
 
 def link(
     model: Model, store: Store, spec: Spec, *, on_compile: OnCompile | None = None,
-    residents: ResidentObjects | None = None,
+    residents: Prefixes | None = None,
 ) -> Linked:  # fmt: skip
     """Link documents into a prompt: head + documents + tail, with separators, each tokenized on its own
     (docs/design.md §2, rule 1).
@@ -103,8 +103,7 @@ def link(
 
     Args:
         on_compile: called for each object that had to be compiled.
-        residents: objects and prefixes on the device; the image is in their pool, and what it reuses of them is not
-            loaded again.
+        residents: objects and prefixes that stay from prompt to prompt; what it reuses of them is not loaded again.
 
     Raises:
         PicError: an unusable document or object, or a prompt that is too long for the model.
@@ -140,7 +139,7 @@ def start_link(
     store: Store,
     spec: Spec,
     on_compile: OnCompile | None = None,
-    residents: ResidentObjects | None = None,
+    residents: Prefixes | None = None,
 ) -> LinkRun:
     """Load what is loaded but once, and see that it is still the same; then the clock of a link starts."""
     policy = model.linkable(spec.policy)
@@ -152,7 +151,10 @@ def start_link(
     if policy.needs.chain_block:
         context = ChainContext(store, policy.needs.chain_block)
     if residents is not None and not is_hybrid:  # a pool holds no states
-        context = PooledContext(context, store, residents, spec.is_fresh)
+        if isinstance(residents, ResidentObjects):
+            context = PooledContext(context, store, residents, spec.is_fresh)
+        else:
+            context = PrefixContext(context, store, residents, spec.is_fresh)
     return LinkRun(model, store, replace(spec, policy=policy), context, clock)
 
 

@@ -23,7 +23,8 @@ from pictool.errors import (
 )
 from pictool.linker.loader import PlacedObject
 from pictool.linker.policies.base import Policy, Prompt, Selection
-from pictool.linker.residency import Reservation
+from pictool.linker.prefixes import FoundPrefix
+from pictool.linker.residency import Prefixes, Reservation
 from pictool.linker.resolve import Part, PromptParts
 from pictool.runtime.graphs.image import new_image
 from pictool.runtime.memory.image import Image
@@ -62,7 +63,15 @@ class ReusePlan:
 
 class Context(ABC):
     """Where the KV that is reused comes from. A link calls its methods in this order, and begins again after
-    `recover`."""
+    `recover`.
+
+    Attributes:
+        found: what earlier prompts computed of this one, in `prefixes`, and of that what is `restored` from disk.
+    """
+
+    found: FoundPrefix | None = None
+    restored: Sequence[PlacedObject] = ()
+    prefixes: Prefixes | None = None
 
     def exclude(self, model: Model, policy: Policy, prompt_parts: PromptParts, opened: ExitStack) -> PromptParts:
         """The parts of a prompt without the objects that are not needed."""

@@ -193,7 +193,8 @@ class ResidentObjects:
             raise InputError(
                 f"a pool of {max_bytes} bytes is too small for a prompt of {model.name}; use {least} or more"
             )
-        self.counts, self.keeps_prefixes, self.kept = PoolCounts(), keeps_prefixes, kept
+        self.counts: PoolCounts = PoolCounts()
+        self.keeps_prefixes, self.kept = keeps_prefixes, kept
         self._pool: Pool | None = None
         is_needed = memory is not None and event_now(model.stack.device) is not None
         self._saved, self._to_save = SavedBlocks(memory if is_needed else None), list[PrefixPiece]()
@@ -694,3 +695,25 @@ class PoolCounts:
     evicted_bytes: int = 0
     saved_bytes: int = 0
     restored_bytes: int = 0
+
+
+class Prefixes(Protocol):
+    """Where exact prefixes stay from prompt to prompt: a pool on the device, or contexts of llama.cpp.
+
+    Attributes:
+        keeps_prefixes: whether they do. kept: where they are on disk, too. counts: what was done until now.
+    """
+
+    @property
+    def keeps_prefixes(self) -> bool: ...
+
+    @property
+    def kept(self) -> Store | None: ...
+
+    @property
+    def counts(self) -> PoolCounts: ...
+
+    def find_prefix(
+        self, salt: str, layout: Layout, spans: Sequence[LinkedSpan], is_local: bool, on_disk: int = 0
+    ) -> FoundPrefix:  # fmt: skip
+        """What a prompt reuses of earlier ones (`PrefixIndex.find_prefix`). It may be lost until it is taken."""

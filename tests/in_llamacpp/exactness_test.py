@@ -10,53 +10,27 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import gguf_files
 import numpy as np
 import pytest
 import tiny
 import torch
 from alone import compile
+from in_llamacpp.pairs import NAMES, TOLERANCE, Pair, make_pair
 
 from pictool.core import Chunk
 from pictool.doctor import reference
-from pictool.engines.llamacpp.model import GgufModel, open_gguf
 from pictool.linker.grid import named_policy
 from pictool.linker.link import Linked, link
 from pictool.linker.policies.base import Policy, Prompt, Selection
 from pictool.linker.spec import Spec
-from pictool.store.store import Store
 
 LAYOUTS = int(os.environ.get("PIC_LAYOUTS", "200"))
-TOLERANCE, GELU = 5e-5, 3e-3  # of logits; ggml reads GELU from a table of float16 numbers
 POLICIES = ("full", "naive", "legolink-1", "legolink-4", "legolink-16", "legolink-1000", "prefix")
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A model as a GGUF file, and on transformers. `tolerance` is of logits."""
-
-    model: GgufModel
-    module: Any
-    store: Store
-    tolerance: float
-
-
-def make_pair(directory: Path, name: str) -> Pair:
-    module = gguf_files.random_module(name.removesuffix("-attention"))
-    if name.endswith("-attention"):  # without what is not float32 in llama.cpp itself
-        for layer in module.model.layers:
-            torch.nn.init.zeros_(layer.mlp.gate_proj.weight)
-    path = gguf_files.write_gguf(directory / f"{name}.gguf", module, tiny.tokenizer())
-    model = open_gguf(str(path), dtype="float32")
-    return Pair(
-        model, gguf_files.reference_module(module), Store(directory / "store"), GELU if name == "gemma3" else TOLERANCE
-    )
-
-
-@pytest.fixture(scope="module", params=[*gguf_files.CONFIGS, "gemma3-attention"])
+@pytest.fixture(scope="module", params=NAMES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     yield make_pair(tmp_path_factory.mktemp(request.param), request.param)
 

@@ -78,6 +78,11 @@ class StateFormat:
         return [pair for cache in self.caches for pair in cache.widths]
 
     @cached_property
+    def token_bytes(self) -> int:
+        """Bytes of the KV of a token."""
+        return sum(map(sum, self.widths)) * self.dtype.itemsize
+
+    @cached_property
     def is_plain(self) -> bool:
         """Whether each layer has keys and values of all heads, of one size."""
         return (

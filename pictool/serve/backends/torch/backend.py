@@ -25,13 +25,12 @@ from pictool.linker.link import Linked, link
 from pictool.linker.plan import LinkPlan, make_plan, plan_without_objects
 from pictool.linker.policies.base import Policy
 from pictool.linker.pooled import keep_prefix
-from pictool.linker.residency import ResidentObjects
+from pictool.linker.residency import Prefixes
 from pictool.linker.resolve import require_room
 from pictool.linker.spec import Spec
 from pictool.runtime import turns
 from pictool.runtime.chat.grammar import compiled
 from pictool.runtime.decode import Generated, Step, generate, generate_steps, generated_of
-from pictool.runtime.memory.pool import default_pool_bytes
 from pictool.serve.backends.base import FULL, BackendSettings, EngineBackend, log
 from pictool.serve.backends.torch.engine_thread import ClosedError, EngineTask, EngineThread, QueueFullError
 from pictool.serve.channel import Channel, End, Send
@@ -64,17 +63,14 @@ if TYPE_CHECKING:
     from pictool.store.store import Store
 
 
-def _open_residents(model: Model, store: Store, settings: BackendSettings) -> ResidentObjects | None:
-    """The KV that stays on the device, if the settings leave room for some. Raises as `TorchBackend`."""
-    if settings.pool_bytes:
-        engine_of(model).require("pool", "--pool")
-    pool_bytes = settings.pool_bytes
-    if pool_bytes is None:
-        pool_bytes = default_pool_bytes(model) if "pool" in engine_of(model).supports else 0
-    if settings.kept_bytes and not pool_bytes:
-        raise InputError(f"--keep-prefixes: needs KV of {model.name} on the device; see --pool")
+def _open_residents(model: Model, store: Store, settings: BackendSettings) -> Prefixes | None:
+    """The KV that stays, if the settings leave room for some. Raises as `TorchBackend`."""
+    engine_type = engine_of(model)
     kept = store.within("prefixes", max_bytes=settings.kept_bytes) if settings.kept_bytes else None
-    return ResidentObjects(model, pool_bytes, True, kept, store.memory) if pool_bytes else None
+    residents = engine_type.open_pool(model, store, settings.pool_bytes, True, kept)
+    if kept is not None and residents is None:
+        raise InputError(f"--keep-prefixes: needs KV of {model.name} that stays; see --pool")
+    return residents
 
 
 class TorchBackend(EngineBackend):

@@ -1,0 +1,147 @@
+"""An agent's loop against `pic serve` over a GGUF file: tokens reused, with the server killed (-9) and started again.
+
+    OMP_NUM_THREADS=2 python -m benchmarks.agent_restarts -m smollm2 --out benchmarks/results/agent_restarts.json
+
+The loop is that of `agent_loop.py`. Each request is answered by two servers: one that keeps prefixes, in memory and on
+disk, and one that keeps nothing (`--pool 0`), as a fresh server would. `different` counts answers of the one that are
+not those of the other. `possible` is what an exact prefix cache without limits has: the request before and its answer.
+The kills are between two requests, and within one, whose client asks again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.agent_loop import ADDRESS, ANSWER, make_system
+from benchmarks.output import write_results
+from training.world.generate import write_prompt
+
+DISK = "4G"  # of prefixes
+
+
+class Served:
+    """A server's process, that can be killed and started again on its store."""
+
+    def __init__(self, model: str, *options: str) -> None:
+        self._command = [
+            sys.executable,
+            "-m",
+            "pictool",
+            "serve",
+            "-m",
+            model,
+            "--port",
+            "0",
+            "--check",
+            "off",
+            *options,
+        ]
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        address = next(found for line in self.process.stderr if (found := ADDRESS.search(line)))
+        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+        self.client = httpx.Client(base_url=address[1], timeout=900)
+        self.model = self.client.get("/v1/models").json()["data"][0]["id"]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def ask(self, messages: Sequence[Any]) -> Any:
+        body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": ANSWER}
+        return self.client.post("/v1/chat/completions", json=body).raise_for_status().json()
+
+    def kill_within(self, messages: Sequence[Any], seconds: float) -> None:
+        """Send a request, and kill the server while it is answered."""
+
+        def ask() -> None:
+            with suppress(httpx.HTTPError):
+                self.ask(messages)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        time.sleep(seconds)
+        self.kill()
+        asking.join()
+
+
+def converse(ours: Served, fresh: Served, conversations: int, turns: int, kills: int) -> dict[str, Any]:
+    """The loop; `kills` of its requests come after a server that was killed, before them or within them."""
+    draw = random.Random(conversations)
+    system = make_system(draw)
+    talks = [[{"role": "system", "content": system}] for _ in range(conversations)]
+    requests = [(turn, number) for turn in range(turns) for number in range(conversations)]
+    killed = set(draw.sample(requests[1:], kills))
+    sums = dict.fromkeys(("requests", "kills", "prompt_tokens", "possible", "reused", "different"), 0)
+    last, seconds = [0] * conversations, {"ours": 0.0, "fresh": 0.0}
+    for turn, number in requests:
+        talk = talks[number]
+        output = write_prompt(draw, 2).pages[0].strip() + f"\n\nWhat comes next in step {turn}?"
+        talk.append({"role": "user", "content": output})
+        if (turn, number) in killed:
+            sums["kills"] += 1
+            if sums["kills"] % 2:
+                ours.kill_within(talk, draw.uniform(0.05, 1.0))
+            else:
+                ours.kill()
+            ours.start()
+        answers = list[str]()
+        for name, server in (("ours", ours), ("fresh", fresh)):
+            started = time.perf_counter()
+            response = server.ask(talk)
+            seconds[name] += time.perf_counter() - started
+            answers.append(response["choices"][0]["message"]["content"])
+            if name == "ours":
+                usage, reused = response["usage"], response["pic"]["prefix_tokens"]
+        talk.append({"role": "assistant", "content": answers[0]})
+        sums["requests"] += 1
+        sums["prompt_tokens"] += usage["prompt_tokens"]
+        sums["reused"] += reused
+        sums["possible"] += last[number]
+        sums["different"] += answers[0] != answers[1]
+        last[number] = usage["prompt_tokens"] + usage["completion_tokens"]
+    return {**sums, "share": sums["reused"] / sums["possible"], "seconds": seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", dest="model", required=True, help="a GGUF file, or smollm2")
+    parser.add_argument("--out", type=Path, help="results file")
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--conversations", default="1,8")
+    parser.add_argument("--kills", type=int, default=4)
+    options = parser.parse_args()
+    rows = []
+    for number in map(int, options.conversations.split(",")):
+        for kills in (0, options.kills):
+            with tempfile.TemporaryDirectory() as root:
+                ours = Served(options.model, "--store", f"{root}/store", "--keep-prefixes", DISK)
+                fresh = Served(options.model, "--store", f"{root}/fresh", "--pool", "0")
+                try:
+                    found = converse(ours, fresh, number, options.turns, kills)
+                finally:
+                    ours.kill()
+                    fresh.kill()
+            rows.append({"conversations": number, **found})
+            print(rows[-1], flush=True)
+    if options.out is not None:
+        write_results(options.out, {"model": options.model, "engine": "llamacpp", "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
