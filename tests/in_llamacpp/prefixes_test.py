@@ -201,7 +201,7 @@ def test_a_prompt_that_is_cancelled_leaves_what_was_right(pair: Pair) -> None:
     chunk = tuple(drawn(rng, 36))
     (done,) = compile_chunks(pair.model, pair.store, [Chunk("text", chunk, "text")], CompileOptions())
     start = drawn(rng, 40)
-    exact = [*start, *drawn(rng, 1100)]
+    exact = [*start, *drawn(rng, 900)]
     linked = [*start, *chunk, *drawn(rng, 40)]
     for stop in range(4):
         for tokens, matches in ((exact, ()), (linked, (match(done.key, 40, chunk),))):

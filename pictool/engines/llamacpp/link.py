@@ -102,7 +102,7 @@ class LlamaImage:
         self.stack, self.layout, self.num_tokens, self.sequence = stack, layout, sequence.valid, sequence
         self.logits = torch.empty(0)
         self.computed: RowMask | None = None  # [n], once it is linked
-        self.linked_from = layout.num_tokens  # where the first linked part begins
+        self.linked_from: int | None = None  # where the first linked part begins
         self._is_exact = is_exact
         self._guard(0, self.num_tokens)
         weakref.finalize(self, release, sequence)
@@ -272,7 +272,7 @@ def compute(prepared: PreparedLink) -> Linked:
     start = image.num_tokens
     computed[:start] = False
     groups = _groups([*kept, *_reuses(placed, computed, start)])
-    image.linked_from = min((part.start for part in reused.placed), default=layout.num_tokens)
+    image.linked_from = min((part.start for part in reused.placed), default=None)
     sequences, bytes_read = _load(image, groups)
     load_s = clock.lap()
     clock.load_s += load_s
