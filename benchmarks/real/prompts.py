@@ -213,7 +213,7 @@ def records(texts: Texts, count: int, seed: int) -> list[Question]:
     draw, pool = random.Random(seed), []
     for each in packages():
         metadata = each.metadata  # is read anew each time
-        known = {name: str(metadata[name]) for name in ("Name", *FIELDS) if metadata[name]}
+        known = {name: str(metadata[name]) for name in ("Name", *FIELDS) if name in metadata}
         requires = [name for name in (each.requires or ()) if "extra" not in name][:8]
         record = json.dumps({"tool": "package", "result": known | {"Requires": requires}}, indent=1) + "\n"
         fields = [name for name in FIELDS if name in known and len(known[name]) < 60]
