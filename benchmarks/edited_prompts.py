@@ -1,7 +1,6 @@
 """Edited prompts of an agent on a real model: what `pic serve --learn` computes after an edit, and what that changes.
 
     OMP_NUM_THREADS=1 python -m benchmarks.edited_prompts --out benchmarks/results/edited_prompts.json
-    python -m benchmarks.edited_prompts --show benchmarks/results/edited_prompts.json
 
 A history has the shape of the recorded loop of codex (`benchmarks/recorded`): instructions, a task, then turns of a
 call and its result, with the lines that codex puts before a result. Results are about 200 tokens of this repository's
@@ -280,11 +279,7 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=16, help="that histories read")
     parser.add_argument("--tokens", type=int, default=12, help="of an answer, at most")
     parser.add_argument("--out", type=Path, help="results file, written after each history")
-    parser.add_argument("--show", type=Path, help="print a results file, and measure nothing")
     options = parser.parse_args()
-    if options.show is not None:
-        print(*table(json.loads(options.show.read_text(encoding="utf-8"))["summary"]), sep="\n")
-        return
     model, rows = load_model(options.model, device="cpu", dtype="float32"), list[dict[str, Any]]()
     known, results = list(files(model, options.files)), recorded_results()
     settings = BackendSettings(named_policy("auto"), learned_bytes=1 << 36, pool_bytes=None, refresh_s=3600)
