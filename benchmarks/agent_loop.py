@@ -34,10 +34,10 @@ _PREFIX = re.compile(r'^pic_tokens_total\{kind="prefix"\} (\S+)$', re.MULTILINE)
 
 
 @contextmanager
-def serving(model: str, root: str) -> Iterator[httpx.Client]:
-    """A client of a server."""
-    command = [sys.executable, "-m", "pictool", "serve", "-m", model, "--port", "0", "--store", f"{root}/store"]
-    with subprocess.Popen([*command], stderr=subprocess.PIPE, text=True) as process:
+def serving(model: str, root: str, *more: str) -> Iterator[httpx.Client]:
+    """A client of a server, which may have more options."""
+    command = [sys.executable, "-m", "pictool", "serve", "-m", model, "--port", "0", "--store", f"{root}/store", *more]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         address = next(found for line in process.stderr if (found := ADDRESS.search(line)))
         try:

@@ -21,7 +21,7 @@ from pictool.errors import StoreError
 from pictool.linker.grid import parse_policy
 from pictool.runtime.model import Model
 from pictool.serve.backends.base import BackendSettings
-from pictool.serve.prompts.learning import Repeats, paragraphs
+from pictool.serve.prompts.learning import Learner, Repeats, paragraphs
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.store import Store
 from serve.live import TEMPLATE, Live, serving, text_of, tiny_model, until
@@ -177,6 +177,125 @@ def test_messages_of_an_edited_history_are_linked_and_nothing_of_their_old_conte
 
 def logprobs(answer: Any) -> list[float]:
     return [top["logprob"] for top in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]]
+
+
+Messages = list[dict[str, Any]]
+FIRST, SECOND = "The harbour was quiet in the spring.", "The harbour was quiet in the summer."
+
+
+def agent(first: str = FIRST) -> Messages:
+    """The messages of an agent: a system text, calls and results of a tool, a question."""
+    rng = random.Random("agent")
+
+    def text(num_words: int) -> str:
+        return " ".join(rng.choices(tiny.TEXT.split(), k=num_words))
+
+    messages: Messages = [
+        {"role": "system", "content": f"{first}\n\n{text(60)}"},
+        {"role": "user", "content": "Read all."},
+    ]
+    for number in range(4):
+        call = {"id": f"c{number}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+        messages += [
+            {"role": "assistant", "content": "Next.", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"c{number}", "content": text(45)},
+        ]
+    return [*messages, {"role": "user", "content": "What was it?"}]
+
+
+def dropped(messages: Messages) -> Messages:
+    """The first two results are stubs."""
+    return [each | {"content": "[removed]"} if i in (3, 5) else each for i, each in enumerate(messages)]
+
+
+def compacted(messages: Messages) -> Messages:
+    """The first two calls and their results are a summary."""
+    return [*messages[:2], {"role": "user", "content": "So far: quiet."}, *messages[6:]]
+
+
+def with_other_line(_: Messages) -> Messages:
+    return agent(SECOND)
+
+
+@pytest.mark.parametrize(
+    ("edit", "before", "moved"), [(dropped, 3, (7, 9)), (compacted, 2, (4, 6)), (with_other_line, 0, (0, 3, 5, 7, 9))]
+)
+def test_after_an_edit_of_an_agents_prompt_only_what_is_new_or_short_is_computed(
+    edit: Callable[[Messages], Messages], before: int, moved: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Messages before the edit are the prefix; results of tools after it, and the rest of a system text whose first
+    line changed, are linked. Without learning, an answer is full's."""
+    templated, messages, edited = tiny_model(TEMPLATE, positions=1024), agent(), edit(agent())
+    texts = [str(edited[i]["content"]).split("\n\n")[-1] for i in moved]
+    lengths = [len(templated.encode(text)) for text in texts]
+    more: dict[str, Any] = {"logprobs": True, "top_logprobs": 20}
+    sizes = replace(settings(1 << 30), pool_bytes=None)
+    with serving(templated, Store(tmp_path / "store"), settings=sizes) as live:
+        live.chat("", messages=messages)
+        settled(live)
+        answer = live.chat("", messages=edited)
+    found, usage = answer["pic"], answer["usage"]
+    assert (found["chunks"], found["source"]) == (len(moved), "moved")
+    moved_tokens = found["linked_tokens"] + found["recomputed_tokens"]
+    assert 0 <= sum(lengths) - moved_tokens <= 2 * len(moved)  # the tokenizer may join their edges
+    assert found["recomputed_tokens"] == 4 * len(moved)
+    rendered = "".join(f"[{each['role']}]{each['content']}\n" for each in edited[:before])
+    prefix = found["prefix_tokens"]
+    assert prefix > len(templated.encode(rendered)) - 16 and (prefix > 16) == (before > 0)
+    reused = prefix + found["linked_tokens"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == reused > usage["prompt_tokens"] // 2
+    with serving(templated, Store(tmp_path / "other"), settings=replace(sizes, learned_bytes=0)) as live:
+        live.chat("", messages=messages)
+        plain = live.chat("", messages=edited, **more)
+        exact = live.chat("", messages=edited, pic={"policy": "full"}, **more)
+        assert (plain["pic"]["linked_tokens"], plain["pic"]["prefix_tokens"]) == (0, prefix)
+        assert text_of(plain) == text_of(exact) and logprobs(plain) == pytest.approx(logprobs(exact), abs=1e-5)
+
+
+def test_a_line_within_a_paragraph_is_computed_with_it_once_and_alone_from_then_on(tmp_path: Path) -> None:
+    """What is learned of a new text is one object, which another line in it spoils; what follows is then learned."""
+    templated, long = tiny_model(TEMPLATE, positions=2048), " ".join(tiny.TEXT.split()[:40])
+
+    def linked(first: str) -> int:
+        found = live.chat("", messages=agent(f"{first} {long}"))["pic"]["chunks"]
+        settled(live)
+        return int(found)
+
+    with serving(templated, Store(tmp_path / "store"), settings=replace(settings(1 << 30), pool_bytes=None)) as live:
+        assert [linked(f"Today is {day}.") for day in ("one", "two", "three")] == [0, 4, 5]
+
+
+@pytest.mark.parametrize(("policy", "goes_on"), [("legolink-4", True), ("prophet-10", False)])
+def test_what_an_edited_prompt_computed_is_the_prefix_of_the_next_turn_unless_its_question_chose_the_rows(
+    policy: str, goes_on: bool, tmp_path: Path
+) -> None:
+    """Until a prompt was computed exactly, which is a prefix from then on."""
+    templated, sizes = tiny_model(TEMPLATE, positions=2048), replace(settings(1 << 30), pool_bytes=None)
+    with serving(templated, Store(tmp_path / "store"), settings=sizes) as live:
+        live.chat("", messages=agent())
+        settled(live)
+    edited: Messages = [*compacted(agent())[:-1], {"role": "user", "content": words(9)}]
+    more = [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And then?"}]
+    with serving(templated, Store(tmp_path / "store"), settings=replace(sizes, learned_bytes=0)) as live:
+        first, second = (live.chat("", messages=said, pic={"policy": policy}) for said in (edited, [*edited, *more]))
+        assert first["pic"]["chunks"] == second["pic"]["chunks"] == 3
+        assert (computed(second) < computed(first) // 2) == goes_on
+        live.chat("", messages=edited, pic=False)
+        third = live.chat("", messages=[*edited, *more], pic={"policy": policy})
+        assert third["pic"]["chunks"] == 0 and computed(third) < 50
+
+
+def computed(answer: Any) -> int:
+    usage = answer["usage"]
+    return int(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_no_piece_of_a_learned_text_is_computed_after_the_text_before_it(model: Model, tmp_path: Path) -> None:
+    """That may be gone from the next prompt."""
+    with serving(model, Store(tmp_path / "store")) as live:
+        learner = Learner(live.store, 1 << 30, live.backend.index, 16, max_tokens=64)
+        chunks = learner.chunks(model, parse_policy("legolink-4"), A + "\n\n" + B)
+    assert len(chunks) > 1 and not any(chunk.before for chunk in chunks)
 
 
 @pytest.mark.parametrize("budget", [0, 1])

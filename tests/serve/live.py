@@ -55,12 +55,16 @@ RESPONSES = {  # how a model that speaks by TEMPLATE writes reasoning and calls
 }  # fmt: skip
 
 
-def tiny_model(template: str | None = None, name: str = NAME, responses: dict[str, Any] | None = None) -> Model:
+def tiny_model(
+    template: str | None = None, name: str = NAME, responses: dict[str, Any] | None = None, positions: int = 512
+) -> Model:  # fmt: skip
     """A random Llama, with a chat template if one is given, and how it writes calls."""
     tokenizer = copy.deepcopy(tiny.tokenizer())
     tokenizer.chat_template = template
     tokenizer.response_template = responses
-    return wrap_model(tiny.random_module(tiny.CONFIGS["llama"]()), tokenizer, name)
+    config = tiny.CONFIGS["llama"]()
+    config.max_position_embeddings = positions
+    return wrap_model(tiny.random_module(config), tokenizer, name)
 
 
 @dataclass

@@ -19,6 +19,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING
 
@@ -130,13 +131,16 @@ class Learner:
         return {} if self._clock() < self._resumes else found | dict.fromkeys(parts, False)
 
     def chunks(self, model: Model, policy: Policy, text: str) -> list[Chunk]:
-        """What to compile of a part: nothing of a short one, nor what the store has or the budget does not hold."""
+        """What to compile of a part: nothing of a short one, nor what the store has or the budget does not hold.
+
+        A piece of a long part is not computed after the one before it, which may be gone from the next prompt.
+        """
         tokens = np.asarray(model.encode(text), dtype=np.int32)
         known = sum(len(match.tokens) for match in self._index.find(tokens, model.salt))
         if not policy.needs.objects or len(tokens) < self._min_tokens or 2 * known > len(tokens):
             return []
         chunks = make_chunks(model, text, "a part of a request", self._max_tokens)
-        return [chunk for chunk in chunks if len(chunk) * model.token_bytes <= self._budget]
+        return [replace(chunk, before=()) for chunk in chunks if len(chunk) * model.token_bytes <= self._budget]
 
     def count(self, compiled: Compiled, is_new: bool) -> None:
         """An object was compiled, of a new part or of one that came again. Raises StoreError."""

@@ -330,7 +330,7 @@ def _reused_parts(linked: Linked, prompt_layout: PromptLayout) -> list[PromptPar
 def _reuse_of(linked: Linked, prompt_layout: PromptLayout, plan: LinkPlan, problem: str | None) -> Reuse:
     """What was done with a prompt, in whole tokens."""
     layout = linked.image.layout
-    cached = math.floor(layout.num_context - linked.recomputed)
+    cached = math.floor(layout.num_tokens - linked.rows.sum(1).mean())
     prefix = 0 if linked.pool is None else linked.pool.prefix
     documents = [span for span in plan.spans[1:] if span.key is not None and span.start not in linked.computed]
     if problem is not None or not documents:
