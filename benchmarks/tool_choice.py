@@ -50,13 +50,12 @@ TOOLS = Path(__file__).with_name("tool_choice.jsonl")
 CHOICE_SEED, NUM_CHOICE = 7, 16
 BASELINE, TOGETHER = "naive@none", " together"
 ALONE = (
-    "naive@none,naive,legolink-4,legolink-16@none,legolink-16,legolink-64,cacheblend-15,cacheblend-30,prophet-5,"
-    "prophet-10,prophet-20"
+    "naive@none,naive,legolink-4,legolink-16,legolink-64,cacheblend-15,cacheblend-30,prophet-5,prophet-10,auto,prophet-20"
 )
-AS_ONE = "naive,legolink-16,cacheblend-15,prophet-10"
+AS_ONE = "naive,legolink-16,auto"
 WORDS = (
     "apple bridge candle desert eagle forest garden hammer island jacket kitchen lemon mirror needle ocean pencil "
-    "river shadow table village window yellow"
+    "river shadow table village window yellow anchor blanket castle dragon engine feather"
 ).split()
 EXAMPLES = (
     ("Multiply 12 by 7.", "Multiply two numbers.", "lantern", "number"),
@@ -94,19 +93,18 @@ def head() -> str:
 
 
 def questions(model: Model, seed: int, sets: int, size: int) -> Iterator[Question]:
-    """Each tool of each set is asked for once. Names begin with different tokens."""
+    """Each tool of each set is asked for once. A tool has one name in all sets; names begin with different tokens."""
     listed = [json.loads(line) for line in TOOLS.read_text(encoding="utf-8").splitlines()]
-    pool = listed[:NUM_CHOICE] if seed == CHOICE_SEED else listed[NUM_CHOICE:]
-    words = list({model.encode(word)[0]: word for word in WORDS}.values())
+    listed = listed[:NUM_CHOICE] if seed == CHOICE_SEED else listed[NUM_CHOICE:]
     draw = random.Random(seed)
+    words = draw.sample(list({model.encode(word)[0]: word for word in WORDS}.values()), len(listed))
+    pool = list(zip(words, listed, strict=True))
     for group in range(sets):
-        tools, names = draw.sample(pool, size), tuple(draw.sample(words, size))
-        texts = tuple(
-            rendered(tool["description"], name, tool["inputSchema"]) for tool, name in zip(tools, names, strict=True)
-        )
-        for tool, name in zip(tools, names, strict=True):
+        tools = draw.sample(pool, size)
+        texts = tuple(rendered(tool["description"], name, tool["inputSchema"]) for name, tool in tools)
+        for name, tool in tools:
             request = draw.choice(tool["requests"])
-            yield Question(group, texts, names, request, tool["description"], name)
+            yield Question(group, texts, tuple(name for name, _ in tools), request, tool["description"], name)
 
 
 def measure(model: Model, store: Store, question: Question, labels: Sequence[str], tokens: int) -> dict[str, Any]:
@@ -214,7 +212,7 @@ def main() -> None:
     parser.add_argument("--sets", type=int, default=34)
     parser.add_argument("--size", type=int, default=3, help="tools of a set")
     parser.add_argument("--seed", type=int, default=8, help=f"{CHOICE_SEED}: the tools that the form was chosen by")
-    parser.add_argument("--tokens", type=int, default=6, help="of an answer, at most")
+    parser.add_argument("--tokens", type=int, default=3, help="of an answer, at most")
     parser.add_argument("--alone", default=ALONE)
     parser.add_argument("--together", default=AS_ONE)
     parser.add_argument("--out", type=Path)
