@@ -3,14 +3,14 @@
     OMP_NUM_THREADS=1 python -m benchmarks.tool_choice smollm2 --out benchmarks/results/tool_choice.json
     python -m benchmarks.tool_choice --show benchmarks/results/tool_choice.json
 
-A tool is rendered as an MCP server lists it (description, name, inputSchema), a line of JSON. A prompt has a few
-examples (the head), the tools in random order (one document each, or one of them all: `POLICY together`), and a request
-with the beginning of its answer: the description of the right tool, up to its name. So the tool has to be found by its
-description, and its name to be copied. Names are random words: nothing but the schemas tells them.
+A tool is rendered as an MCP server lists it (name, description, inputSchema), a line of JSON. A prompt has three calls
+of other tools (the head), the tools in random order (one document each, or all as one: `POLICY together`), and a
+request with the beginning of its answer, up to the last word of the right tool's name: `{"name": "book_hotel_`. That
+word is random, so only the tool's schema has it; what precedes it could be guessed from the request alone.
 
-The choice is the most likely of the names' first tokens, which differ: what a grammar of the names leaves to a greedy
-answer. KL(full ‖ policy) is summed over full's greedy answer, which each policy is forced to give. POLICY@AFTER has
-tools that were compiled after a context of that name. Intervals are 95 % bootstraps over sets of tools.
+The choice is the most likely of the words of the set, by their first tokens, which differ. KL(full ‖ policy) is summed
+over full's greedy answer, which each policy is forced to give. POLICY@AFTER has tools that were compiled after a
+context of that name. Rows are a share of the tools' tokens. Intervals are 95 % bootstraps over sets of tools.
 
 `tool_choice.jsonl` has 40 tools with five requests each. The form was chosen on the first 16 (`--seed 7`); any other
 seed draws from the rest. A run that finds its results file goes on with it.
@@ -50,7 +50,8 @@ TOOLS = Path(__file__).with_name("tool_choice.jsonl")
 CHOICE_SEED, NUM_CHOICE = 7, 16
 BASELINE, TOGETHER = "naive@none", " together"
 ALONE = (
-    "naive@none,naive,legolink-4,legolink-16,legolink-64,cacheblend-15,cacheblend-30,prophet-5,prophet-10,auto,prophet-20"
+    "naive@none,naive,legolink-4,legolink-16@none,legolink-16,legolink-64,cacheblend-15,cacheblend-30,prophet-5,"
+    "prophet-10,auto,prophet-20"
 )
 AS_ONE = "naive,legolink-16,auto"
 WORDS = (
@@ -58,42 +59,40 @@ WORDS = (
     "river shadow table village window yellow anchor blanket castle dragon engine feather"
 ).split()
 EXAMPLES = (
-    ("Multiply 12 by 7.", "Multiply two numbers.", "lantern", "number"),
-    ("What time is it in Rome?", "Tell the time of a place.", "basil", "place"),
-    ("Unlock the front door.", "Unlock a door of the house.", "comet", "door"),
+    ("Multiply 12 by 7.", "multiply_lantern", '{"a": 12, "b": 7}'),
+    ("What time is it in Rome?", "clock_basil", '{"place": "Rome"}'),
+    ("Unlock the front door.", "unlock_comet", '{"door": "front"}'),
 )
 
 
 @dataclass(frozen=True)
 class Question:
-    """One request: the set of tools, their names and descriptions in order, and which is right."""
+    """One request: the set of tools and their words in order, how the right name begins, and its word."""
 
     group: int
     tools: tuple[str, ...]
     names: tuple[str, ...]
     request: str
-    description: str
+    begin: str
     right: str
 
 
-def rendered(description: str, name: str, schema: Mapping[str, Any]) -> str:
-    return json.dumps({"description": description, "name": name, "inputSchema": schema}) + "\n"
+def rendered(tool: Mapping[str, Any], word: str) -> str:
+    named = {"name": f"{tool['name']}_{word}", "description": tool["description"]}
+    return json.dumps(named | {"inputSchema": tool["inputSchema"]}) + "\n"
 
 
-def asked(request: str, description: str) -> str:
-    return f'Request: {request}\nCall: {{"description": "{description}", "name": "'
+def asked(request: str, begin: str) -> str:
+    return f'Request: {request}\nCall: {{"name": "{begin}'
 
 
 def head() -> str:
-    """Three tools, and a request for each."""
-    schemas = [{"type": "object", "properties": {key: {"type": "string"}}} for *_, key in EXAMPLES]
-    tools = [rendered(each[1], each[2], schema) for each, schema in zip(EXAMPLES, schemas, strict=True)]
-    calls = [f'{asked(request, description)}{name}"}}\n\n' for request, description, name, _ in EXAMPLES]
-    return "".join(["Tools:\n", *tools, "\n", *calls, "Tools:\n"])
+    calls = [f'{asked(request, name)}", "arguments": {arguments}}}\n\n' for request, name, arguments in EXAMPLES]
+    return "".join([*calls, "Tools:\n"])
 
 
 def questions(model: Model, seed: int, sets: int, size: int) -> Iterator[Question]:
-    """Each tool of each set is asked for once. A tool has one name in all sets; names begin with different tokens."""
+    """Each tool of each set is asked for once. A tool has one word in all sets; words begin with different tokens."""
     listed = [json.loads(line) for line in TOOLS.read_text(encoding="utf-8").splitlines()]
     listed = listed[:NUM_CHOICE] if seed == CHOICE_SEED else listed[NUM_CHOICE:]
     draw = random.Random(seed)
@@ -101,17 +100,17 @@ def questions(model: Model, seed: int, sets: int, size: int) -> Iterator[Questio
     pool = list(zip(words, listed, strict=True))
     for group in range(sets):
         tools = draw.sample(pool, size)
-        texts = tuple(rendered(tool["description"], name, tool["inputSchema"]) for name, tool in tools)
-        for name, tool in tools:
+        texts = tuple(rendered(tool, word) for word, tool in tools)
+        for word, tool in tools:
             request = draw.choice(tool["requests"])
-            yield Question(group, texts, tuple(name for name, _ in tools), request, tool["description"], name)
+            yield Question(group, texts, tuple(word for word, _ in tools), request, f"{tool['name']}_", word)
 
 
 def measure(model: Model, store: Store, question: Question, labels: Sequence[str], tokens: int) -> dict[str, Any]:
     """A question under full recompute and under each policy, whose tools are apart or together."""
     started = time.perf_counter()
     ids = [model.encode(name)[0] for name in question.names]
-    frame = Frame(PromptText(head(), begins=True), PromptText(f"\n{asked(question.request, question.description)}"))
+    frame = Frame(PromptText(head(), begins=True), PromptText(f"\n{asked(question.request, question.begin)}"))
     apart = Spec(
         documents=[make_chunk(model, text, "tool") for text in question.tools], policy=named_policy("full"),
         written=frame, separator="", max_new_tokens=tokens,
@@ -223,15 +222,19 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     model = load_model(options.model, "cpu", "float32")
-    labels = [*filter(None, options.alone.split(",")), *(p + TOGETHER for p in filter(None, options.together.split(",")))]
+    labels = [
+        *filter(None, options.alone.split(",")),
+        *(p + TOGETHER for p in filter(None, options.together.split(","))),
+    ]
     done: list[dict[str, Any]] = []
     if options.out and options.out.exists():
         done = json.loads(options.out.read_text(encoding="utf-8"))["answers"]
     with tempfile.TemporaryDirectory() as directory:
+        store = Store(directory)
         for number, question in enumerate(questions(model, options.seed, options.sets, options.size)):
             if number < len(done):
                 continue
-            done.append(measure(model, Store(directory), question, labels, options.tokens))
+            done.append(measure(model, store, question, labels, options.tokens))
             if options.out and (number + 1) % options.size == 0:
                 write_results(options.out, {"model": model.name, "summary": summary(done), "answers": done})
             print(f"\r{len(done)} questions, {done[-1]['seconds']:.1f} s", end="", flush=True)

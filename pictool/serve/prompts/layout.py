@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import groupby
 from operator import add
-from os.path import commonprefix
 from typing import Any, TypeVar
 
 import numpy as np
@@ -246,9 +245,13 @@ def tools_text(model: Model, prompt: ChatPrompt | RawPrompt) -> str:
         plain, text = (render_chat(model, asks, tools).text for tools in ((), prompt.tools))
     except ModelError:  # such a chat alone is refused; each tool is there in some form
         return json.dumps(prompt.tools, ensure_ascii=False)
-    start = len(commonprefix((plain, text)))
-    after = len(commonprefix((plain[start:][::-1], text[start:][::-1])))
-    return text[start : len(text) - after]
+    start = _num_equal(plain, text)
+    return text[start : len(text) - _num_equal(plain[start:][::-1], text[start:][::-1])]
+
+
+def _num_equal(a: str, b: str) -> int:
+    """The number of characters that both begin with."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _split(model: Model, chat: ChatPrompt) -> list[WrittenPiece]:
