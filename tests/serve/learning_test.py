@@ -190,7 +190,7 @@ def test_without_a_budget_that_holds_an_object_nothing_is(model: Model, tmp_path
 
 def test_no_part_of_a_chat_s_tools_is_linked(tmp_path: Path) -> None:
     """A tool's schema is no object: a server learns nothing from `tools`, and links nothing there of what it learned
-    from messages. Models choose among tools that are compiled one by one less well (docs/studies/answers.md)."""
+    from messages (docs/studies/answers.md, "Tools, compiled one by one")."""
     listed = "{% for tool in tools or [] %}{{ tool.function.description }}\n\n{% endfor %}{% for message"
     templated = tiny_model(TEMPLATE.replace("{% for message", listed, 1), responses=RESPONSES)
     tools = [{"type": "function", "function": {"name": f"n{i}", "description": inner(i)}} for i in range(2)]

@@ -269,7 +269,7 @@ class EngineBackend(Backend):
         linking: Linking, policy: Policy,
     ) -> PromptLayout:  # fmt: skip
         """Tokenize a prompt, and find the objects in it that its policy links: the last token is always computed, and
-        so is the text of a chat's tools, among which a model chooses by what precedes each (docs/studies/answers.md).
+        nothing is linked in the text of a chat's tools (docs/studies/answers.md).
 
         Raises:
             InputError: it leaves no room to answer.
