@@ -24,7 +24,7 @@ from pictool.serve.backends.base import BackendSettings
 from pictool.serve.prompts.learning import Learner, Repeats, paragraphs
 from pictool.serve.tenants import Keys, Tenant
 from pictool.store.store import Store
-from serve.live import TEMPLATE, Live, serving, text_of, tiny_model, until
+from serve.live import RESPONSES, TEMPLATE, Live, serving, text_of, tiny_model, until
 
 
 def words(seed: int) -> str:
@@ -305,6 +305,26 @@ def test_without_a_budget_that_holds_an_object_nothing_is(model: Model, tmp_path
             ask(live, document, "Why?")
             settled(live)
         assert not live.store.keys()
+
+
+def test_no_part_of_a_chat_s_tools_is_linked(tmp_path: Path) -> None:
+    """A tool's schema is no object: a server learns nothing from `tools`, and links nothing there of what it learned
+    from messages (docs/studies/answers.md, "Tools, compiled one by one")."""
+    listed = "{% for tool in tools or [] %}{{ tool.function.description }}\n\n{% endfor %}{% for message"
+    templated = tiny_model(TEMPLATE.replace("{% for message", listed, 1), responses=RESPONSES)
+    tools = [{"type": "function", "function": {"name": f"n{i}", "description": inner(i)}} for i in range(2)]
+    with serving(templated, Store(tmp_path / "store"), settings=settings(1 << 30)) as live:
+        for _ in range(3):
+            live.chat("Where?", tools=tools)
+            settled(live)
+        assert not live.store.keys()
+        learn(live, 0, 1)
+        assert len(live.store.keys()) == 2
+        assert ask(live, inner(1), "Where?")["pic"]["linked_tokens"] > 60
+        for own in (tools, tools[1:], tools[::-1]):
+            assert live.chat("Where?", tools=own)["pic"]["linked_tokens"] == 0
+        both = live.chat(f"{inner(0)} Where?", tools=tools[1:])["pic"]["linked_tokens"]
+        assert both == live.chat(f"{inner(0)} Where?")["pic"]["linked_tokens"] > 60
 
 
 def bytes_of(store: Store) -> list[int]:

@@ -27,7 +27,7 @@ from pictool.serve.admission import AdmissionControl
 from pictool.serve.backends.query import ServedQuery
 from pictool.serve.channel import Send, compiled_event
 from pictool.serve.prompts.explained import explain
-from pictool.serve.prompts.layout import Open, PromptLayout, lay_out
+from pictool.serve.prompts.layout import Open, PromptLayout, lay_out, tools_text
 from pictool.serve.prompts.learning import MAX_LEARNED, Learner, texts_of
 from pictool.serve.prompts.leased import has_object, with_objects
 from pictool.serve.prompts.policies import allowed_policy, require_allowed
@@ -41,6 +41,7 @@ from pictool.serve.work import (
     CompiledText,
     Linking,
     PromptPart,
+    RawPrompt,
     WrittenPiece,
 )
 from pictool.spans.running import RunOptions
@@ -264,9 +265,11 @@ class EngineBackend(Backend):
         return self.policy if named is None else allowed_policy(named, settings.policy, settings.allowed)
 
     def _lay_out(
-        self, model: Model, pieces: Sequence[WrittenPiece], open_object: Open, linking: Linking, policy: Policy
-    ) -> PromptLayout:
-        """Tokenize a prompt, and find the objects in it that its policy links: the last token is always computed.
+        self, model: Model, prompt: ChatPrompt | RawPrompt, pieces: Sequence[WrittenPiece], open_object: Open,
+        linking: Linking, policy: Policy,
+    ) -> PromptLayout:  # fmt: skip
+        """Tokenize a prompt, and find the objects in it that its policy links: the last token is always computed, and
+        nothing is linked in the text of a chat's tools (docs/studies/answers.md).
 
         Raises:
             InputError: it leaves no room to answer.
@@ -285,9 +288,15 @@ class EngineBackend(Backend):
             """Not the head of another prompt: only templates write control tokens."""
             return match.start > 0 or model.encoder.find_control(match.tokens.tolist()) is None
 
+        tools = tools_text(model, prompt) if "recognised" in found.sources else ""
+
+        def is_of_tools(i: int) -> bool:
+            text = str(model.tokenizer.decode(found.matches[i].tokens.tolist())) if tools else ""
+            return bool(text) and found.sources[i] == "recognised" and text.strip() in tools
+
         kept = [
             i for i, match in enumerate(found.matches)
-            if match.start < num_prompt - 1 and policy.needs.objects and is_document(match)
+            if match.start < num_prompt - 1 and policy.needs.objects and is_document(match) and not is_of_tools(i)
         ]  # fmt: skip
         sources = tuple(self._learner.source_of(found.matches[i].key, found.sources[i]) for i in kept)
         return replace(found, matches=tuple(found.matches[i] for i in kept), sources=sources)

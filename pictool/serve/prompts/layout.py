@@ -7,6 +7,7 @@ Documents are separated as those of `pic link` are.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ import numpy as np
 
 from pictool.compiler.chunking import FOREIGN, encode_within, is_foreign, marker_note
 from pictool.core import PromptText, TokenIds
-from pictool.errors import InputError
+from pictool.errors import InputError, ModelError
 from pictool.recognition.matches import Match
 from pictool.runtime.chat.template import PLAIN_QUERY, render_chat, separator_between
 from pictool.runtime.model import Model
@@ -233,6 +234,24 @@ def _rendered(model: Model, chat: ChatPrompt) -> list[WrittenPiece]:
         if (plain := chat.without_marks()) == chat:
             raise
         return _split(model, plain)
+
+
+def tools_text(model: Model, prompt: ChatPrompt | RawPrompt) -> str:
+    """What the model's template writes for the tools of a chat, wherever it puts them; empty if there are none."""
+    if not isinstance(prompt, ChatPrompt) or not prompt.tools:
+        return ""
+    asks = [{"role": "user", "content": "?"}]
+    try:
+        plain, text = (render_chat(model, asks, tools).text for tools in ((), prompt.tools))
+    except ModelError:  # such a chat alone is refused; each tool is there in some form
+        return json.dumps(prompt.tools, ensure_ascii=False)
+    start = _num_equal(plain, text)
+    return text[start : len(text) - _num_equal(plain[start:][::-1], text[start:][::-1])]
+
+
+def _num_equal(a: str, b: str) -> int:
+    """The number of characters that both begin with."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _split(model: Model, chat: ChatPrompt) -> list[WrittenPiece]:

@@ -264,7 +264,9 @@ class TorchBackend(EngineBackend):
     def _plan(
         self, work: AnswerRequest, pieces: Sequence[WrittenPiece], model: Model, policy: Policy
     ) -> tuple[LinkPlan, PromptLayout]:  # fmt: skip
-        found = self._lay_out(model, pieces, lambda piece: self._object(piece, model, policy), work.linking, policy)
+        found = self._lay_out(
+            model, work.prompt, pieces, lambda piece: self._object(piece, model, policy), work.linking, policy
+        )
         if not found.matches:
             return plan_without_objects(policy, found.tokens, model.salt), found
         head_key = self._head_key(model, found.tokens[: found.matches[0].start])

@@ -314,7 +314,7 @@ class UpstreamBackend(EngineBackend):
                 return marked[piece.text]
             return leased_object(self._store, piece.key, engine.model, log)
 
-        found = await self._in_thread(lambda: self._lay_out(engine.model, pieces, open_object, linking, policy))
+        found = await self._in_thread(lambda: self._lay_out(engine.model, prompt, pieces, open_object, linking, policy))
         if len(found.matches) > MAX_OBJECTS:
             raise ApiError(
                 400, f"messages: {len(found.matches)} objects, but at most {MAX_OBJECTS} are allowed", param="messages"
