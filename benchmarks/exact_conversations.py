@@ -26,6 +26,7 @@ import transformers
 from benchmarks.output import write_results
 from pictool.core import PromptText, Sampling
 from pictool.linker.grid import parse_policy
+from pictool.linker.residency import ResidentObjects
 from pictool.runtime.memory.image import GROWTH
 from pictool.runtime.memory.pool import slot_bytes
 from pictool.runtime.model import Model, load_model
@@ -65,7 +66,7 @@ class Server:
         """End it, and count what its pool holds for nobody."""
         self.backend.close()
         pool, counts = self.backend._residents, self.backend.status().pool
-        assert pool is not None and counts is not None
+        assert isinstance(pool, ResidentObjects) and counts is not None
         pool._settle()
         self.counts["leaked"] += len(pool._regions) + sum(piece.is_held for piece in pool._prefixes.pieces)
         assert sum(piece.length for piece in pool._prefixes.pieces) <= pool.num_slots

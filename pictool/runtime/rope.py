@@ -90,8 +90,11 @@ class Rope:
         from torch import inference_mode
 
         more = {} if kind in (None, UNROTATED) else {"layer_type": kind}
+        position_ids = positions[None]
+        if hasattr(self._embedding, "mrope_section"):  # takes those of time, height and width, which texts have alike
+            position_ids = position_ids.expand(3, 1, -1)
         with inference_mode():  # long RoPE writes to its frequencies, which may be of a model that was made so
-            embedded = self._embedding(like, position_ids=positions[None], **more)
+            embedded = self._embedding(like, position_ids=position_ids, **more)
         table = embedded if isinstance(embedded, tuple) else (embedded,)
         return identity_table(table) if kind == UNROTATED else table
 

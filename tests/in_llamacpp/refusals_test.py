@@ -48,9 +48,7 @@ def test_kv_that_llama_cpp_does_not_rotate_exactly(tiny_gguf: Path, dtype: str) 
         open_gguf(str(tiny_gguf), dtype=dtype)
 
 
-def test_a_pool_and_transformers_models(model: GgufModel, store: Store) -> None:
-    with pytest.raises(InputError, match="llama"):
-        LlamaCppEngine(model, store, pool_bytes=1 << 20)
+def test_transformers_models(store: Store) -> None:
     with pytest.raises(InputError, match="runs GGUF files"):
         LlamaCppEngine(load_model("embedded-small"), store)
     with pytest.raises(ModelError):

@@ -19,6 +19,7 @@ import torch
 from pictool.core import PromptText
 from pictool.errors import InputError, StoreError
 from pictool.linker.grid import parse_policy
+from pictool.linker.residency import ResidentObjects
 from pictool.runtime.memory.image import GROWTH
 from pictool.runtime.memory.pool import slot_bytes
 from pictool.runtime.model import Model, wrap_model
@@ -63,7 +64,7 @@ def prefix_of(answer: Any) -> int:
 def is_idle(live: Live) -> bool:
     """Whether no image is in the pool any more; every slot is then of an object or a prefix, or free."""
     pool = live.backend._residents
-    assert pool is not None
+    assert isinstance(pool, ResidentObjects)
     pool._settle()
     return not pool._regions and not any(piece.is_held for piece in pool._prefixes.pieces)
 
@@ -159,7 +160,7 @@ def test_blocks_of_a_client_that_vanishes_are_free(templated: Model, tmp_path: P
         until(lambda: live.backend.status().active == 0)
         until(lambda: is_idle(live))
         pool = live.backend._residents
-        assert pool is not None
+        assert isinstance(pool, ResidentObjects)
         assert sum(piece.length for piece in pool._prefixes.pieces) <= pool.num_slots
 
 
