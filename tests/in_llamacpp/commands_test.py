@@ -10,6 +10,7 @@ import pytest
 from commands.run import pic, write
 from serve.live import DOCS, NAME, QUESTION, Live, serving, text_of
 
+from pictool.engines.llamacpp.library import Weights, api
 from pictool.engines.llamacpp.model import open_gguf
 from pictool.linker.grid import parse_policy
 from pictool.serve.backends.base import BackendSettings
@@ -169,3 +170,20 @@ def test_the_server_interleaves_requests(live: Live) -> None:
         with stream as response:
             assert response.status_code == 200 and "[DONE]" in response.read().decode()
     assert text_of(live.chat(text)) == alone
+
+
+@pytest.mark.parametrize(("device", "layers", "expected"), [("auto", "", -1), ("auto", "7", 7), ("cpu", "7", 0)])
+def test_layers_go_to_an_accelerator_unless_the_device_is_the_cpu(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, device: str, layers: str, expected: int
+) -> None:
+    given = list[int]()
+
+    def weights(path: str, vocab_only: bool = False, gpu_layers: int = 0) -> Weights:
+        given.append(gpu_layers)
+        return Weights(path, vocab_only, gpu_layers)
+
+    monkeypatch.setattr(api(), "llama_supports_gpu_offload", lambda: True)
+    monkeypatch.setattr("pictool.engines.llamacpp.model.Weights", weights)
+    monkeypatch.setenv("PIC_GPU_LAYERS", layers)
+    _ = open_gguf(str(tiny_gguf), device).stack
+    assert given == [0, expected]  # of the vocabulary alone, and of the model

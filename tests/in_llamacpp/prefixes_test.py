@@ -226,6 +226,37 @@ def test_a_prompt_that_is_cancelled_leaves_what_was_right(pair: Pair) -> None:
             torch.testing.assert_close(again.image.logits, fresh.image.logits, atol=pair.tolerance, rtol=0)
 
 
+def test_prompts_take_turns_within_a_link(pair: Pair) -> None:
+    """At each checkpoint of a linked prompt in turn, another one begins like it and is answered."""
+    rng = random.Random(10)
+    chunk = tuple(drawn(rng, 36))
+    (done,) = compile_chunks(pair.model, pair.store, [Chunk("text", chunk, "text")], CompileOptions())
+    start, rest = drawn(rng, 40), drawn(rng, 40)
+    tokens, matches = [*start, *chunk, *rest], (match(done.key, 40, chunk),)
+    fresh = ask(pair, tokens, None, "legolink-4", matches).image.logits
+    assert fresh is not None
+    for turn in range(2):
+        kept, passed = KeptSequences(pair.model.stack, LARGE), list[str]()
+
+        def checkpoint(pause: str, passed: list[str] = passed, turn: int = turn, kept: KeptSequences = kept) -> None:
+            passed.append(pause)
+            if len(passed) == turn + 1:
+                other = [*start, *drawn(rng, 20)]
+                with turns.without_checkpoints():
+                    linked = ask(pair, other, kept)
+                assert prefix_of(linked) == 32
+                require_exact(pair, other, linked.image.logits)  # type: ignore[arg-type]
+
+        ask(pair, start, kept)
+        turns.set_checkpoint(checkpoint)
+        try:
+            linked = ask(pair, tokens, kept, "legolink-4", matches)
+        finally:
+            turns.set_checkpoint(None)  # type: ignore[arg-type]
+        assert len(passed) > turn and linked.image.logits is not None
+        torch.testing.assert_close(linked.image.logits, fresh, atol=pair.tolerance, rtol=0)
+
+
 def test_blocks_are_the_rows_bit_for_bit(pair: Pair) -> None:
     rng, kept = random.Random(8), KeptSequences(pair.model.stack, LARGE)
     image = ask(pair, drawn(rng, 70), kept).image

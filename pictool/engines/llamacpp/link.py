@@ -37,7 +37,8 @@ from pictool.runtime.tensors import require_finite
 if TYPE_CHECKING:
     from pictool.runtime.memory.image import Image
 
-_MOST_GROUPS = MAX_SEQUENCES - 4  # beside the prompt, what is kept of it, the guard, and a spare sequence
+_OTHER_SEQUENCES = 5  # of a context: the prompt, what is kept of it, the spare one, the guard, and that for reading
+_MOST_GROUPS = MAX_SEQUENCES - _OTHER_SEQUENCES
 _IDLE = 2  # contexts that are kept for the next link
 _FEWEST_SEQUENCES = 16
 
@@ -113,8 +114,8 @@ class LlamaImage:
 
     @property
     def spare(self) -> int:
-        """A sequence for what is on its way."""
-        return self.context.num_sequences - 1
+        """A sequence for what is on its way; the last one is what others read by (`read_rows`)."""
+        return self.context.num_sequences - 3
 
     def compute(self, end: int, wants_logits: bool = False) -> None:
         """Compute the prompt's tokens up to `end`."""
@@ -302,7 +303,7 @@ def _new_image(prepared: PreparedLink, groups: Mapping[int, object]) -> tuple[Ll
         prepared.run.context,
         prepared.reused.prompt.layout,
     )
-    num_sequences = len(groups) + 4  # the prompt, what is kept, the guard, and the spare one
+    num_sequences = len(groups) + _OTHER_SEQUENCES
     if context.found is None:
         sequence = PromptSequence(stack.take(layout.num_tokens + GROWTH, num_sequences))
         return LlamaImage(stack, layout, sequence, lambda each: stack.give_back(each.context)), []
