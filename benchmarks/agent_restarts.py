@@ -4,7 +4,8 @@
 
 The loop is that of `agent_loop.py`. Each request is answered by two servers: one that keeps prefixes, in memory and on
 disk, and one that keeps nothing (`--pool 0`), as a fresh server would. `different` counts answers of the one that are
-not those of the other. `possible` is what an exact prefix cache without limits has: the request before and its answer.
+not those of the other; `gaps` are the nats between the fresh server's two likeliest tokens where they part.
+`possible` is what an exact prefix cache without limits has: the request before and its answer, or the system text.
 The kills are between two requests, and within one, whose client asks again.
 """
 
@@ -26,6 +27,7 @@ import httpx
 
 from benchmarks.agent_loop import ADDRESS, ANSWER, make_system
 from benchmarks.output import write_results
+from pictool.engines.llamacpp.model import open_gguf
 from training.world.generate import write_prompt
 
 DISK = "4G"  # of prefixes
@@ -64,6 +66,7 @@ class Served:
 
     def ask(self, messages: Sequence[Any]) -> Any:
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": ANSWER}
+        body |= {"logprobs": True, "top_logprobs": 2}
         return self.client.post("/v1/chat/completions", json=body).raise_for_status().json()
 
     def kill_within(self, messages: Sequence[Any], seconds: float) -> None:
@@ -80,15 +83,26 @@ class Served:
         asking.join()
 
 
-def converse(ours: Served, fresh: Served, conversations: int, turns: int, kills: int) -> dict[str, Any]:
+def gap(ours: Any, fresh: Any) -> float | None:
+    """How far the fresh answer's two likeliest tokens are apart where ours has another token; None: nowhere."""
+    ours, fresh = (answer["choices"][0]["logprobs"]["content"] for answer in (ours, fresh))
+    for mine, other in zip(ours, fresh, strict=False):
+        if mine["token"] != other["token"]:
+            first, second = (each["logprob"] for each in other["top_logprobs"])
+            return float(first - second)
+    return None
+
+
+def converse(ours: Served, fresh: Served, model: str, conversations: int, turns: int, kills: int) -> dict[str, Any]:
     """The loop; `kills` of its requests come after a server that was killed, before them or within them."""
     draw = random.Random(conversations)
     system = make_system(draw)
     talks = [[{"role": "system", "content": system}] for _ in range(conversations)]
     requests = [(turn, number) for turn in range(turns) for number in range(conversations)]
     killed = set(draw.sample(requests[1:], kills))
-    sums = dict.fromkeys(("requests", "kills", "prompt_tokens", "possible", "reused", "different"), 0)
-    last, seconds = [0] * conversations, {"ours": 0.0, "fresh": 0.0}
+    sums = dict.fromkeys(("requests", "kills", "prompt_tokens", "possible", "reused"), 0)
+    last = [len(open_gguf(model, "cpu").encode(system))] * conversations
+    last[0], gaps, seconds = 0, list[float | None](), {"ours": 0.0, "fresh": 0.0}
     for turn, number in requests:
         talk = talks[number]
         output = write_prompt(draw, 2).pages[0].strip() + f"\n\nWhat comes next in step {turn}?"
@@ -100,22 +114,22 @@ def converse(ours: Served, fresh: Served, conversations: int, turns: int, kills:
             else:
                 ours.kill()
             ours.start()
-        answers = list[str]()
+        answers = list[Any]()
         for name, server in (("ours", ours), ("fresh", fresh)):
             started = time.perf_counter()
-            response = server.ask(talk)
+            answers.append(server.ask(talk))
             seconds[name] += time.perf_counter() - started
-            answers.append(response["choices"][0]["message"]["content"])
-            if name == "ours":
-                usage, reused = response["usage"], response["pic"]["prefix_tokens"]
-        talk.append({"role": "assistant", "content": answers[0]})
+        usage, texts = answers[0]["usage"], [answer["choices"][0]["message"]["content"] for answer in answers]
+        if texts[0] != texts[1]:
+            gaps.append(gap(*answers))
+        talk.append({"role": "assistant", "content": texts[0]})
         sums["requests"] += 1
         sums["prompt_tokens"] += usage["prompt_tokens"]
-        sums["reused"] += reused
+        sums["reused"] += answers[0]["pic"]["prefix_tokens"]
         sums["possible"] += last[number]
-        sums["different"] += answers[0] != answers[1]
         last[number] = usage["prompt_tokens"] + usage["completion_tokens"]
-    return {**sums, "share": sums["reused"] / sums["possible"], "seconds": seconds}
+    share = sums["reused"] / sums["possible"]
+    return {**sums, "share": share, "different": len(gaps), "gaps": gaps, "seconds": seconds}
 
 
 def main() -> None:
@@ -133,7 +147,7 @@ def main() -> None:
                 ours = Served(options.model, "--store", f"{root}/store", "--keep-prefixes", DISK)
                 fresh = Served(options.model, "--store", f"{root}/fresh", "--pool", "0")
                 try:
-                    found = converse(ours, fresh, number, options.turns, kills)
+                    found = converse(ours, fresh, options.model, number, options.turns, kills)
                 finally:
                     ours.kill()
                     fresh.kill()
