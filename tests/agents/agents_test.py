@@ -2,6 +2,7 @@
 
 The model is scripted (`scripted.py`): it looks, says a broken call before a good one, mends a file, runs its check, and
 ends. In other tasks its only call is cut by the limit of tokens, or broken: nothing of it may be run.
+opencode and aider run with the files of their recipes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from scripted import save_scripted
 from serve.live import END
 
 from agents.conftest import AGENTS, AIDER, RUNS
+from benchmarks.recipes import block
 
 WRONG, RIGHT = "def add(a, b):\n    return a - b\n", "def add(a, b):\n    return a + b\n"
 CHECK = "from sums import add\n\nassert add(2, 3) == 5\nprint('it', 'adds')\n"
@@ -135,20 +137,16 @@ def codex(agents: Agents, repository: Path, task: str) -> subprocess.CompletedPr
 
 
 def opencode(agents: Agents, repository: Path, task: str, provider: str) -> subprocess.CompletedProcess[str]:
-    limits = {"models": {"said": {"limit": {"context": 1 << 17, "output": 4096}, "tool_call": True}}}
-    options = {"baseURL": f"{agents.url}/v1", "apiKey": "none"}
+    content: dict[str, Any] = json.loads(block("opencode", "json", agents.url).replace("MODEL", "said"))
+    known = content["provider"].pop("pic")
+    known["models"]["said"]["limit"]["context"] = 1 << 17  # as the scripted model has
     packages = {
-        "pic-chat": "@ai-sdk/openai-compatible",
+        "pic-chat": known["npm"],
         "pic-responses": "@ai-sdk/openai",
         "pic-messages": "@ai-sdk/anthropic",
     }
-    known = {name: {"npm": package, "name": name, "options": options, **limits} for name, package in packages.items()}
-    content: dict[str, Any] = {
-        "provider": known,
-        "permission": {"*": "allow"},
-        "autoupdate": False,
-        "share": "disabled",
-    }
+    content["provider"] = {name: known | {"npm": package, "name": name} for name, package in packages.items()}
+    content |= {"permission": {"*": "allow"}, "autoupdate": False, "share": "disabled"}
     command = [str(AGENTS / "opencode"), "run", "--model", f"{provider}/said"]
     return agents.run(
         f"opencode {OPENCODE[provider]}", [*command, f"Mend the sum; (say {task} {OPENCODE[provider]})"], repository,
@@ -157,9 +155,9 @@ def opencode(agents: Agents, repository: Path, task: str, provider: str) -> subp
 
 
 def aider(agents: Agents, repository: Path, task: str) -> subprocess.CompletedProcess[str]:
-    options = ["--model", "openai/said", "--openai-api-base", f"{agents.url}/v1", "--openai-api-key", "none",
-               "--yes-always", "--edit-format", "diff", "--no-check-update", "--analytics-disable", "--map-tokens", "0",
-               "--no-show-model-warnings", "--no-auto-commits", "--no-gitignore", "--test-cmd", RUN,
+    config = agents.home / "aider.yml"
+    config.write_text(block("aider", "yaml", agents.url).replace("smollm2", "said"))
+    options = ["--config", str(config), "--yes-always", "--no-auto-commits", "--no-gitignore", "--test-cmd", RUN,
                "--auto-test"]  # fmt: skip
     return agents.run(
         "aider", [str(AIDER), *options, "sums.py", "--message", f"Mend it; (say {task} aider)"], repository
