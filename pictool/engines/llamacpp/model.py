@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from pictool.core import Geometry, PromptText, Target
+from pictool.engines.llamacpp.contexts import Contexts
 from pictool.engines.llamacpp.library import KV_TYPES, LlamaContextOptions, Weights, api
-from pictool.engines.llamacpp.link import Contexts, compute
+from pictool.engines.llamacpp.link import compute
 from pictool.engines.llamacpp.state import StateFormat, read_rows
 from pictool.engines.llamacpp.tokenizer import GgufEncoder, GgufTokenizer
 from pictool.engines.llamacpp.trial import Facts, try_file

@@ -41,8 +41,8 @@ from pictool.runtime.memory.image import GROWTH
 from pictool.store.memory import LayerMemory
 
 if TYPE_CHECKING:
+    from pictool.engines.llamacpp.contexts import Contexts
     from pictool.engines.llamacpp.library import LlamaContext
-    from pictool.engines.llamacpp.link import Contexts
     from pictool.store.store import Store
 
 _WAITING = 2  # contexts
