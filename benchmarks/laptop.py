@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.agent_restarts import Served
 from benchmarks.output import write_results
 from pictool.core import Sampling
@@ -71,8 +73,8 @@ def measure_memory(path: Path, text: str) -> dict[str, Any]:
 def measure_decoding(model: GgufModel, path: Path, text: str, repeats: int) -> dict[str, Any]:
     from llama_cpp import Llama
 
-    own = Llama(str(path), n_ctx=2048, verbose=False)
-    threads = own.n_threads
+    threads = torch.get_num_threads()
+    own = Llama(str(path), n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
     tokens = list(model.encode(text))
     rates: dict[str, list[float]] = {"pic": [], "llama-cpp-python": []}
     with tempfile.TemporaryDirectory() as root, LlamaCppEngine(model, Store(root)) as engine:
