@@ -44,7 +44,7 @@ _LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
 _LOG_LINE = re.compile(r"(?:\([^()\n]{1,80}\) )?(?:INFO|DEBUG|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d ")
 _LOG_TIME = re.compile(r"\b(?P<month>\d\d)-(?P<day>\d\d) (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)\b")
 _NO_CHAT = re.compile(  # endpoints, operations and models that have no prompt of a language model
-    r"(?P<embeddings>embed)|(?P<moderations>moderation)|(?P<rerank>rerank)|(?P<images>image_gen|images/|dall-e|gpt-image)"
+    r"(?P<embeddings>embed(?!ded))|(?P<moderations>moderation)|(?P<rerank>rerank)|(?P<images>image_gen|images/|dall-e|gpt-image)"
     r"|(?P<audio>audio/|speech|transcription|whisper|\btts-)",
     re.IGNORECASE,
 )

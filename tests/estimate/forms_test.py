@@ -76,6 +76,12 @@ def test_a_form_is_read(name: str) -> None:
     assert shown(prompt) == segments
 
 
+def test_a_chat_of_the_embedded_model_is_no_embedding() -> None:
+    """Its name, which requests to `pic serve` have, begins like those of other models."""
+    for name in ("embedded", "embedded-small"):
+        assert len(Forms().prompts({"model": name, "messages": [{"role": "user", "content": "Why?"}]})) == 1
+
+
 def test_several_prompts_of_one_record_are_several() -> None:
     assert len(Forms().prompts({"prompt": ["a", "b"]})) == 2
     assert len(Forms().prompts({"prompt": [[1], [2], [3]]})) == 3
