@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,22 +30,30 @@ from pictool.runtime.model import load_model
 from training.world.generate import filler, write_prompt
 
 ANSWER = 16  # tokens at most
-ADDRESS = re.compile(r"on (http://\S+)/v1")
+_ADDRESS = re.compile(r"on (http://\S+)/v1")
 _PREFIX = re.compile(r'^pic_tokens_total\{kind="prefix"\} (\S+)$', re.MULTILINE)
 
 
+def start_server(model: str, *options: str, python: str = sys.executable) -> tuple[subprocess.Popen[str], str]:
+    """A server's process, and its address. What the server says later is read, so that it never waits for us."""
+    command = [python, "-m", "pictool", "serve", "-m", model, "--port", "0", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    address = next(found for line in process.stderr if (found := _ADDRESS.search(line)))
+    threading.Thread(target=process.stderr.read, daemon=True).start()
+    return process, address[1]
+
+
 @contextmanager
-def serving(model: str, root: str, *more: str) -> Iterator[httpx.Client]:
-    """A client of a server, which may have more options."""
-    command = [sys.executable, "-m", "pictool", "serve", "-m", model, "--port", "0", "--store", f"{root}/store", *more]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        address = next(found for line in process.stderr if (found := ADDRESS.search(line)))
-        try:
-            with httpx.Client(base_url=address[1], timeout=600) as client:
-                yield client
-        finally:
-            process.terminate()
+def serving(model: str, *options: str, python: str = sys.executable) -> Iterator[httpx.Client]:
+    """A client of a server with these options."""
+    process, address = start_server(model, *options, python=python)
+    try:
+        with httpx.Client(base_url=address, timeout=900) as client:
+            yield client
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def make_system(draw: random.Random) -> str:
@@ -82,7 +91,7 @@ def converse(client: httpx.Client, model: str, conversations: int, turns: int, l
 def measure(model: str, conversations: int, turns: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as root:
         log = Path(root) / "requests.jsonl"
-        with serving(model, root) as client:
+        with serving(model, "--store", f"{root}/store") as client:
             sums = converse(client, model, conversations, turns, log)
             counted = _PREFIX.search(client.get("/metrics").text)
             assert counted is not None

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -25,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.agent_loop import ADDRESS, ANSWER, make_system
+from benchmarks.agent_loop import ANSWER, make_system, start_server
 from benchmarks.output import write_results
 from pictool.engines.llamacpp.model import open_gguf
 from training.world.generate import write_prompt
@@ -37,27 +35,12 @@ class Served:
     """A server's process, that can be killed and started again on its store."""
 
     def __init__(self, model: str, *options: str) -> None:
-        self._command = [
-            sys.executable,
-            "-m",
-            "pictool",
-            "serve",
-            "-m",
-            model,
-            "--port",
-            "0",
-            "--check",
-            "off",
-            *options,
-        ]
+        self._arguments = (model, "--check", "off", *options)
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True)
-        assert self.process.stderr is not None
-        address = next(found for line in self.process.stderr if (found := ADDRESS.search(line)))
-        threading.Thread(target=self.process.stderr.read, daemon=True).start()
-        self.client = httpx.Client(base_url=address[1], timeout=900)
+        self.process, address = start_server(*self._arguments)
+        self.client = httpx.Client(base_url=address, timeout=900)
         self.model = self.client.get("/v1/models").json()["data"][0]["id"]
 
     def kill(self) -> None:

@@ -18,9 +18,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from typing import Any
 import httpx
 import yaml
 
-from benchmarks.agent_loop import ADDRESS
+from benchmarks import agent_loop
 from benchmarks.output import write_results
 
 ROOT = Path(__file__).parents[1]
@@ -62,19 +61,10 @@ def continue_request(config: dict[str, Any], files: dict[str, str], question: st
     return {"url": f"{config['apiBase']}/chat/completions", "json": body, "headers": headers, "timeout": 900}
 
 
-@contextmanager
-def serving(python: str, store: Path, *options: str) -> Iterator[httpx.Client]:
+def serving(python: str, store: Path, *options: str) -> AbstractContextManager[httpx.Client]:
     """A client of `pic serve -m smollm2` on a store."""
-    words = ["-m", "smollm2", "--port", "0", "--check", "off", "--max-tokens", "16", "--store", str(store), *options]
-    with subprocess.Popen([python, "-m", "pictool", "serve", *words], stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        address = next(found for line in process.stderr if (found := ADDRESS.search(line)))
-        threading.Thread(target=process.stderr.read, daemon=True).start()
-        try:
-            with httpx.Client(base_url=address[1], timeout=900) as client:
-                yield client
-        finally:
-            process.terminate()
+    own = ("--check", "off", "--max-tokens", "16", "--store", str(store))
+    return agent_loop.serving("smollm2", *own, *options, python=python)
 
 
 def ask(page: str, home: Path, url: str, question: str) -> None:

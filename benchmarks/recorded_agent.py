@@ -101,7 +101,7 @@ def record(codex: Path) -> list[dict[str, Any]]:
             pages = write_prompt(random.Random(number), 20).pages
             (repository / f"notes{number}.md").write_text("".join(pages))
         subprocess.run(["git", "init", "--quiet"], cwd=repository, check=True)
-        with serving(str(model), root) as client, Recorder(client, bodies) as url:
+        with serving(str(model), "--store", f"{root}/store") as client, Recorder(client, bodies) as url:
             name = client.get("/v1/models").json()["data"][0]["id"]
             provider = {"name": "pic", "base_url": f"{url}/v1", "wire_api": "responses"}
             options = {"model": name, "model_provider": "pic"}
@@ -155,7 +155,7 @@ def replay(bodies: list[dict[str, Any]]) -> list[dict[str, int]]:
     rows, last = list[dict[str, int]](), 0
     with (
         tempfile.TemporaryDirectory() as root,
-        serving(str(scripted(Path(root))), root) as client,
+        serving(str(scripted(Path(root))), "--store", f"{root}/store") as client,
     ):
         name = client.get("/v1/models").json()["data"][0]["id"]
         for body in bodies:
@@ -194,7 +194,7 @@ def replay_edits(bodies: list[dict[str, Any]], policy: str, shape: str) -> list[
     learns = () if policy == "full" else ("--learn", "8G")
     with (
         tempfile.TemporaryDirectory() as root,
-        serving(str(scripted(Path(root))), root, "--algo", policy, *learns) as client,
+        serving(str(scripted(Path(root))), "--store", f"{root}/store", "--algo", policy, *learns) as client,
     ):
         name = client.get("/v1/models").json()["data"][0]["id"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from pictool.linker.policies.base import Policy, Prompt, Selection
 from pictool.linker.prefixes import BLOCK
 from pictool.linker.resolve import Part
 from pictool.runtime import turns
+from pictool.runtime.memory.caches import LayerKV
 from pictool.runtime.memory.image import Image
 from pictool.runtime.memory.states import LinearState
 from pictool.runtime.tensors import to_bytes
@@ -142,6 +143,21 @@ def _state_bytes(state: LinearState) -> tuple[memoryview, ...]:
     return tuple(to_bytes(part) for part in (state.tail, state.recurrent) if part is not None)
 
 
+@runtime_checkable
+class ExactImage(Protocol):
+    """An image that gives the exact KV of its beginning, before the first linked part.
+
+    Attributes:
+        raw_tokens: the tokens of the prompt and its answer whose KV `raw` gives.
+    """
+
+    @property
+    def raw_tokens(self) -> Sequence[int]: ...
+
+    def raw(self, layer: int, start: int, end: int) -> LayerKV:
+        """K and V of positions [start, end) as a chain stores them, [kv_heads, n, head_dim]."""
+
+
 class KeptChain(ChainContext):
     """Exact prefixes of a pool on disk, as the same chains: read into an image's region, and written from it."""
 
@@ -156,15 +172,15 @@ class KeptChain(ChainContext):
             return []
         return [part for part in self._open(opened) if part.start >= start]
 
-    def keep_image(self, model: Model, image: Image) -> None:
-        """Store the blocks of a prompt and its answer that an image gives (`raw_tokens`); warns as `keep`."""
+    def keep_image(self, model: Model, image: ExactImage) -> None:
+        """Store the blocks of a prompt and its answer that an image gives; warns as `keep`."""
         model.require_storable()
         self._identify(model, Layout.of(image.raw_tokens, [], []))
         try:
             for depth in range(len(self._keys)):
                 if self._chain.has(depth):
                     continue
-                layers = range(image.stack.num_layers)
+                layers = range(model.geometry.layers)
                 pairs = [tuple(map(to_bytes, image.raw(layer, *self._span(depth)))) for layer in layers]
                 if not self._chain.put(depth, self._chunk(depth, pairs)):
                     return

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pictool.core import RowMask
 from pictool.errors import PicError
-from pictool.linker.chains import KeptChain
+from pictool.linker.chains import ExactImage, KeptChain
 from pictool.linker.objects import Context, ReusePlan
 from pictool.linker.policies.base import Policy, Prompt, Selection
 from pictool.linker.prefixes import PrefixLostError, linked_spans
@@ -95,5 +95,5 @@ class PooledContext(PrefixContext):
 
 def keep_prefix(model: Model, image: Image, prefixes: Prefixes | None) -> None:
     """Keep the exact prefix of a prompt and its answer on disk, if prefixes are kept there."""
-    if prefixes is not None and prefixes.kept is not None:
+    if prefixes is not None and prefixes.kept is not None and isinstance(image, ExactImage):
         KeptChain(prefixes.kept).keep_image(model, image)

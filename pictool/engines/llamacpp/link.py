@@ -169,11 +169,11 @@ class LlamaImage:
 
     @property
     def raw_tokens(self) -> list[int]:
-        """See `Image.raw_tokens`."""
+        """See `ExactImage`."""
         return [*self.layout.tokens.tolist(), *self.sequence.appended][: self.linked_from]
 
     def raw(self, layer: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Image.raw`; keys are as those of objects are here, rotated to their positions."""
+        """See `ExactImage`; keys are as those of objects are here, rotated to their positions."""
         if layer == 0:
             self._part = list(map(self.stack.format.pack, self._rows(start, end)))
         key, value = self._part[layer]

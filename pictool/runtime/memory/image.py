@@ -51,15 +51,6 @@ class Image:
         self.fresh_keys: list[Tensor] | None = None
         self._last_tables: tuple[Rows, RotaryTables] | None = None  # of the rows of the last pass
 
-    @property
-    def raw_tokens(self) -> Sequence[int]:
-        """The tokens of the prompt and its answer whose exact KV `raw` gives: before the first linked part."""
-        return ()
-
-    def raw(self, layer: int, start: int, end: int) -> LayerKV:
-        """K and V of positions [start, end) as a chain stores them, [kv_heads, n, head_dim]."""
-        raise NotImplementedError
-
     def _all_tables(self) -> RotaryTables:
         """RoPE tables of the prompt's positions."""
         return self.stack.rotary_tables(torch.arange(self.layout.num_tokens, device=self.stack.device))
