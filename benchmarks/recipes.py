@@ -73,7 +73,7 @@ def ask(page: str, home: Path, url: str, question: str) -> None:
     if page == "continue":
         (config,) = yaml.safe_load(block(page, "yaml", url))["models"]
         files = {f"notes/{path.name}": path.read_text() for path in sorted((home / "notes").iterdir())}
-        httpx.post(**continue_request(config, files, question)).raise_for_status()
+        httpx.post(**continue_request(config, files, question), timeout=600).raise_for_status()
         return
     if page == "llm":
         (home / "extra-openai-models.yaml").write_text(block(page, "yaml", url))
