@@ -58,7 +58,7 @@ def continue_request(config: dict[str, Any], files: dict[str, str], question: st
     chosen = {"model": config["model"], "max_tokens": options["maxTokens"], "temperature": options["temperature"]}
     body = chosen | {"messages": [{"role": "user", "content": pasted + question}], "stream": True}
     headers = {"Authorization": f"Bearer {config['apiKey']}", "api-key": config["apiKey"]}
-    return {"url": f"{config['apiBase']}/chat/completions", "json": body, "headers": headers, "timeout": 900}
+    return {"url": f"{config['apiBase']}/chat/completions", "json": body, "headers": headers}
 
 
 def serving(python: str, store: Path, *options: str) -> AbstractContextManager[httpx.Client]:
@@ -73,7 +73,7 @@ def ask(page: str, home: Path, url: str, question: str) -> None:
     if page == "continue":
         (config,) = yaml.safe_load(block(page, "yaml", url))["models"]
         files = {f"notes/{path.name}": path.read_text() for path in sorted((home / "notes").iterdir())}
-        httpx.post(**continue_request(config, files, question), timeout=600).raise_for_status()
+        httpx.post(**continue_request(config, files, question), timeout=900).raise_for_status()
         return
     if page == "llm":
         (home / "extra-openai-models.yaml").write_text(block(page, "yaml", url))

@@ -101,7 +101,7 @@ def test_continue_s_requests_are_answered(address: str, home: Path) -> None:
     assert model["provider"] == "openai" and model["model"] == "smollm2" and model["apiBase"] == f"{address}/v1"
     given: dict[str, Any] = model | {"model": "embedded"}
     files = {f"notes/{number}.txt": (home / "notes" / f"{number}.txt").read_text() for number in (2, 1)}
-    response = httpx.post(**continue_request(given, files, QUESTION), timeout=60).raise_for_status()
+    response = httpx.post(**continue_request(given, files, QUESTION), timeout=600).raise_for_status()
     assert response.headers["content-type"].startswith("text/event-stream")
     events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
     assert len(events) > 2 and events[-1] == "[DONE]" and '"content"' in response.text
