@@ -221,7 +221,7 @@ gpu-wheels: $(READY)
 
 # What the demo needs. The version of the package is in pictool/__init__.py; constraints.txt pins what is installed.
 $(DEMO): pyproject.toml constraints.txt pictool/__init__.py $(BUILD) | $(BIN)/pip
-	$(INSTALL) --editable .
+	$(INSTALL) --editable '.[torch]'
 	touch $@
 
 $(DOCUMENTS): $(DEMO)

@@ -143,7 +143,7 @@ def _is_missing(name: str) -> bool:
 
 def download_wheels(python_version: str, machine: str) -> None:
     """Download what pictool and its tests need beside torch and transformers, in the versions installed here."""
-    names = sorted(_needed(["pictool", *TOOLS]) - {_canonical(name) for name in GIVEN} - {"pictool"})
+    names = sorted(_needed(["pictool[torch]", *TOOLS]) - {_canonical(name) for name in GIVEN} - {"pictool"})
     pinned = [f"{name}=={version(name)}" for name in names]
     platforms = [argument for each in PLATFORMS for argument in ("--platform", f"{each}_{machine}")]
     pip = ["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--implementation", "cp"]

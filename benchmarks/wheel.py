@@ -1,10 +1,14 @@
 """The wheel and the sdist in empty environments: `python -m benchmarks.wheel` (`make wheel`).
 
-uv builds the sdist, and the wheel from it. The core alone (from the wheel, and from the sdist), and with each extra
-alone, is installed without constraints: the newest that pyproject.toml allows. In each: every command's --help, a
-compile, a link, what the extra is for, and one clear line for an extra that lacks.
+uv builds the sdist, and the wheel from it. The core alone, with each extra alone, and the sdist with [torch] are
+installed without constraints: the newest that pyproject.toml allows. In each: every command's --help, an estimate, a
+compile and a link (not in the core), what the extra is for, and one clear line for an extra that lacks. What the wheel
+takes is measured, and what the core has to download: pip's own files, and no index's.
 
     python -m benchmarks.wheel --installers uv --extras core,serve --find-links DIR --out wheel.json
+    python3.14 -m benchmarks.wheel --built DIR --installers pip --extras core,documents+serve+tui --out wheel.json
+
+The second runs on another system, by its own Python, what `uv build --out-dir DIR` has built; rows are of a system.
 
 It imports nothing but Python's own.
 """
@@ -32,10 +36,12 @@ CORE, SDIST, OF_DEVELOPERS = "core", "sdist", ("clients", "test", "dev")
 EXTRAS = (CORE, SDIST, *(name for name in PROJECT["optional-dependencies"] if name not in OF_DEVELOPERS))
 INCLUDES = {"ray": ("serve", "signed"), "mcp": ("documents", "signed")}  # what else an extra brings
 LIMIT_S = 600.0  # of a command
+LIMITS_MB = {"wheel_mb": 8.0, "download_mb": 60.0}  # the wheel, and what `pic estimate` needs beside Python
 TEXT = "Gadwick holds the Vulry festival. It lies on the river Temmere.\n"
 QUERY = "Which festival does Gadwick hold?"
 # What ends with the line that names the extra, where it is not installed.
 NEEDS = {
+    "torch": ["link", "a.txt", "-q", QUERY],
     "eval": ["eval", "q.jsonl", "--algo", "naive", "-o", "results.jsonl"],
     "documents": ["ask", ".", "-q", QUERY],
     "tui": ["tui"],
@@ -117,11 +123,11 @@ INITIALIZE = {
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment with the wheel and one extra, and a folder to work in."""
+    """A virtual environment with the wheel and some extras, and a folder to work in."""
 
     python: Path
     folder: Path
-    extra: str
+    extras: tuple[str, ...]
 
     def run(self, *command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run a program of the environment."""
@@ -140,28 +146,34 @@ class Environment:
         record = {"documents": ["a.txt"], "query": QUERY, "answers": ["Vulry"]}
         (self.folder / "q.jsonl").write_text(json.dumps(record), encoding="utf-8")
         (self.folder / "b.html").write_text(f"<p>{TEXT}</p>", encoding="utf-8")
-        link = ["link", "a.txt", "-q", QUERY, "--trace", "a.trace"]
+        (self.folder / "log.jsonl").write_text(json.dumps({"prompt": TEXT}) + "\n", encoding="utf-8")
         yield from self._failed("python", "-P", "-c", HELP)
-        for command in (["--version"], ["compile", "a.txt"], link):
+        commands = [["--version"], ["estimate", "log.jsonl"]]
+        if self.extras != (CORE,):
+            commands += [["compile", "a.txt"], ["link", "a.txt", "-q", QUERY, "--trace", "a.trace"]]
+        for command in commands:
             yield from self._failed("pic", *command)
-        yield from self._feature()
-        for extra in NEEDS.keys() - {self.extra, *INCLUDES.get(self.extra, ())}:
+        for extra in self.extras:
+            yield from self._feature(extra)
+        have = {each for extra in self.extras for each in (extra, *INCLUDES.get(extra, ()))}
+        have |= {"torch"} if self.extras != (CORE,) else set()
+        for extra in NEEDS.keys() - have:
             done = self.run("pic", *NEEDS[extra])
-            last = (done.stderr.strip().splitlines() or [""])[-1]
-            says = last.startswith("pic: error:") and f"pip install 'pictool[{extra}]'" in last.replace('"', "'")
-            if done.returncode != 1 or not says or "Traceback" in done.stderr:
+            last = (done.stderr.strip().splitlines() or [""])[-1].replace('"', "'")
+            named = last.removesuffix("]'").rpartition("; pip install 'pictool[")[2]
+            if done.returncode != 1 or named not in {extra, "torch"} - have or done.stderr.count("pic: error:") != 1:
                 yield f"pic {' '.join(NEEDS[extra])}: does not name [{extra}]: exit code {done.returncode}: {last}"
 
-    def _feature(self) -> Iterator[str]:
-        """What the extra is for."""
-        if self.extra == "mcp":
+    def _feature(self, extra: str) -> Iterator[str]:
+        """What an extra is for."""
+        if extra == "mcp":
             done = self.run("pic", *NEEDS["mcp"], stdin=json.dumps(INITIALIZE) + "\n")
             if "serverInfo" not in done.stdout:
                 yield f"pic mcp: did not answer: {done.stdout[-200:]} {done.stderr[-300:]}"
-        elif self.extra in WORKS:
-            yield from self._failed("python", "-P", "-c", WORKS[self.extra])
-        elif self.extra in NEEDS:
-            yield from self._failed("pic", *NEEDS[self.extra])
+        elif extra in WORKS:
+            yield from self._failed("python", "-P", "-c", WORKS[extra])
+        elif extra in NEEDS:
+            yield from self._failed("pic", *NEEDS[extra])
 
     def _failed(self, *command: str) -> Iterator[str]:
         done = self.run(*command)
@@ -169,18 +181,35 @@ class Environment:
             yield f"{' '.join(command)[:120].strip()}: exit code {done.returncode}: {done.stderr[-300:]}"
 
 
+def installing(installer: str, python: Path, *more: str) -> list[str]:
+    """A command that installs into an environment."""
+    program = [str(python), "-m", "pip", "install"]
+    if installer == "uv":
+        program = [sys.executable, "-m", "uv", "pip", "install", "--python", str(python)]
+    return [*program, "--quiet", *more]
+
+
 def install(installer: str, directory: Path, built: Path, extra: str, find_links: str | None) -> tuple[Path, str]:
     """Make an environment with the wheel, or the sdist, of a directory: its Python, and why that failed."""
     venv.create(directory, with_pip=True)
     python = directory / "bin" / "python"
     (file,) = built.glob("pictool-*.tar.gz" if extra == SDIST else "pictool-*.whl")
-    named = str(file) if extra in (CORE, SDIST) else f"{file}[{extra}]"
+    named = {CORE: str(file), SDIST: f"{file}[torch]"}.get(extra, f"{file}[{extra.replace('+', ',')}]")
     more = [] if find_links is None else ["--find-links", find_links]
-    program = [str(python), "-m", "pip", "install", "--quiet"]
-    if installer == "uv":
-        program = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(python)]
-    done = subprocess.run([*program, *more, named], stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(installing(installer, python, *more, named), stderr=subprocess.PIPE, text=True)
     return python, done.stderr[-300:] if done.returncode else ""
+
+
+def sizes(python: Path, built: Path, scratch: str) -> dict[str, float]:
+    """Megabytes of the wheel, of all that the core downloads, and of what that takes on the disk, without pip."""
+    (wheel,) = built.glob("pictool-*.whl")
+    with tempfile.TemporaryDirectory(dir=scratch) as place:
+        subprocess.run([str(python), "-m", "pip", "download", "--quiet", "--dest", place, str(wheel)], check=True)
+        download = sum(file.stat().st_size for file in Path(place).iterdir())
+    (packages,) = python.parents[1].glob("lib/python*/site-packages")
+    files = [file for file in packages.rglob("*") if file.is_file() and "pip" not in file.relative_to(packages).parts]
+    found = {"wheel": wheel.stat().st_size, "download": download, "disk": sum(file.stat().st_size for file in files)}
+    return {f"{name}_mb": round(size / 1e6, 1) for name, size in found.items()}
 
 
 def check(installer: str, extra: str, built: Path, scratch: str, find_links: str | None) -> dict[str, Any]:
@@ -190,39 +219,56 @@ def check(installer: str, extra: str, built: Path, scratch: str, find_links: str
         (folder := Path(place, "work")).mkdir()
         python, failed = install(installer, Path(place, "venv"), built, extra, find_links)
         installed = time.monotonic()
-        environment = Environment(python, folder, extra)
+        environment = Environment(python, folder, tuple(extra.split("+")))
         problems = [f"cannot be installed: {failed}"] if failed else list(environment.problems())
         version = [] if failed else environment.run("pic", "--version").stdout.splitlines()
+        tested = time.monotonic()
+        taken = sizes(python, built, scratch) if extra == CORE and not failed else {}
+    problems += [
+        f"{name}: {taken[name]}, not {most} at most" for name, most in LIMITS_MB.items() if taken.get(name, 0) > most
+    ]
     print(f"{installer}, {extra}: {len(problems) or 'no'} problems", *problems, sep="\n  ", flush=True)
     return {
-        "installer": installer, "extra": extra, "problems": problems, "version": version,
-        "install_s": round(installed - started), "tests_s": round(time.monotonic() - installed),
+        "installer": installer, "extra": extra, "python": platform.python_version(), "system": system(),
+        "problems": problems, "version": version, "install_s": round(installed - started),
+        "tests_s": round(tested - installed), **taken,
     }  # fmt: skip
+
+
+def system() -> str:
+    """The system and its version, as it names itself."""
+    return platform.freedesktop_os_release()["PRETTY_NAME"]
+
+
+def key(row: dict[str, Any]) -> tuple[str, ...]:
+    return row["system"], row["python"], row["installer"], row["extra"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--installers", default="pip,uv", help="with commas (default: %(default)s)")
-    parser.add_argument("--extras", default=",".join(EXTRAS), help="with commas (default: %(default)s)")
+    parser.add_argument("--extras", default=",".join(EXTRAS), help="with commas; joined by + in one environment")
     parser.add_argument("--find-links", help="wheels that installers may take")
-    parser.add_argument("--out", type=Path, help="results file, which keeps the rows of other extras and installers")
+    parser.add_argument("--built", type=Path, help="a directory with the wheel and the sdist; else uv builds them")
+    parser.add_argument("--out", type=Path, help="results file, which keeps the other rows")
     options = parser.parse_args()
-    rows = dict[str, Any]()
+    results: dict[str, Any] = {"commands": [], "results": []}
     if options.out is not None and options.out.exists():
-        rows = {f"{row['installer']} {row['extra']}": row for row in json.loads(options.out.read_text())["results"]}
+        results = json.loads(options.out.read_text(encoding="utf-8"))
+    results["commands"] = sorted({*results["commands"], " ".join(["python -m benchmarks.wheel", *sys.argv[1:]])})
     num_bad = 0
     with tempfile.TemporaryDirectory() as scratch:
-        built = Path(scratch, "built")
-        subprocess.run([sys.executable, "-m", "uv", "build", "--quiet", "--out-dir", str(built), str(ROOT)], check=True)
+        built = options.built or Path(scratch, "built")
+        if options.built is None:
+            subprocess.run(
+                [sys.executable, "-m", "uv", "build", "--quiet", "--out-dir", str(built), str(ROOT)], check=True
+            )
         for installer in options.installers.split(","):
             for extra in options.extras.split(","):
                 row = check(installer, extra, built, scratch, options.find_links)
-                rows[f"{installer} {extra}"] = row
+                results["results"] = [old for old in results["results"] if key(old) != key(row)] + [row]
                 num_bad += len(row["problems"])
                 if options.out is not None:
-                    told = {"python": platform.python_version(), "system": platform.platform()}
-                    command = " ".join(["python -m benchmarks.wheel", *sys.argv[1:]])
-                    results = {"command": command, **told, "results": list(rows.values())}
                     options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     sys.exit(1 if num_bad else 0)
 

@@ -53,9 +53,16 @@ LLAMACPP = "engines.llamacpp"  # the only package that imports llama_cpp
 RAY = {"ray", "pyarrow"}  # of `cluster` alone
 FILES = {"charset_normalizer", "kreuzberg", "pathspec", "pypdf", "selectolax"}  # of `documents` alone
 HTTP = {"fastapi", "starlette", "uvicorn"}  # of `serve` alone
-BESIDE = {("core", "errors"), ("core", "reading"), ("plugins", "errors"), ("commands", "tui"), ("api", "conversation")}
+BESIDE = {
+    ("core", "errors"),
+    ("core", "reading"),
+    ("needs", "errors"),
+    ("plugins", "errors"),
+    ("commands", "tui"),
+    ("api", "conversation"),
+}
 HEAVY = {"torch", "transformers", "tokenizers", "vllm", "llama_cpp"}
-LIGHT = ("core", "errors", "escapes", "recognition", "store")
+LIGHT = ("core", "errors", "escapes", "estimate", "recognition", "store")
 
 
 def imports(source: str) -> Iterator[str]:

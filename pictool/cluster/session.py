@@ -8,21 +8,13 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
-from importlib.util import find_spec
 
 from pictool.errors import InputError
 
 LOCAL = "local"
 DEFAULT = "default"  # what RAY_ADDRESS names, else this machine
 _CONNECT_S = 10.0
-_PACKAGES = ("ray", "pyarrow")
-
-
-def require_installed(what: str) -> None:
-    """Raise InputError, with the remedy, unless Ray is installed for a feature."""
-    missing = [name for name in _PACKAGES if find_spec(name) is None]
-    if missing:
-        raise InputError(f"{what} needs {', '.join(missing)}, which is not installed; pip install 'pictool[ray]'")
+PACKAGES = ("ray", "pyarrow")
 
 
 @contextmanager

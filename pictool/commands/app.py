@@ -92,11 +92,11 @@ def _print_version(is_asked: bool) -> None:
         from pictool.runtime.machine import installed, torch_version
         from pictool.store.objects.header import VERSION
 
-        libraries = [f"{name} {installed(name)}" for name in ("transformers", "safetensors")]
-        engines = [f"{name} {found}" for name in ("vllm", "llama-cpp-python") if (found := installed(name))]
+        libraries = {"torch": torch_version()} | {name: installed(name) for name in ("transformers", "safetensors")}
+        engines = {name: installed(name) for name in ("vllm", "llama-cpp-python")}
         print(f"pic {__version__}")
-        print(", ".join([f"torch {torch_version()}", *libraries, f"Python {platform.python_version()}"]))
-        print(", ".join([f"object format {VERSION}", *engines]))
+        print(*(f"{name} {found}," for name, found in libraries.items() if found), "Python", platform.python_version())
+        print(", ".join([f"object format {VERSION}", *(f"{name} {found}" for name, found in engines.items() if found)]))
         raise typer.Exit
 
 

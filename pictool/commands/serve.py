@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -36,6 +35,7 @@ from pictool.commands.settings.resources import open_model, open_store
 from pictool.commands.settings.settings import Settings
 from pictool.commands.settings.types import one_of, parse_algo, parse_policy_name, parse_size
 from pictool.errors import InputError
+from pictool.needs import require_extra
 from pictool.urls import without_credentials
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def run_serve(
     from pictool.runtime.gguf import is_gguf
     from pictool.runtime.model import require_name
 
-    require_installed()
+    require_extra("serve", "pic serve", *_PACKAGES)
     fleet.check({name: getattr(options, field) != getattr(ServeOptions(), field) for name, field in _ALONE}, settings)
     is_vllm = options.engine == SERVED and not is_gguf(settings.model)
     if not is_vllm:
@@ -380,13 +380,6 @@ def find_policy(options: ServeOptions, settings: Settings) -> Policy:
         InputError: no such policy; the message names the file or variable that sets it.
     """
     return options.algo or policy_of_settings(settings)
-
-
-def require_installed() -> None:
-    """Raise InputError, with the remedy, if a package that a server needs is not installed."""
-    missing = [name for name in _PACKAGES if find_spec(name) is None]
-    if missing:
-        raise InputError(f"pic serve needs {', '.join(missing)}, which is not installed; pip install 'pictool[serve]'")
 
 
 def read_tenants(options: ServeOptions, settings: Settings) -> Keys:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -13,6 +12,7 @@ from pictool.commands.settings.options import SALT, argument, command, make_app
 from pictool.commands.settings.resources import open_store
 from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError
+from pictool.needs import require_extra
 
 if TYPE_CHECKING:
     from pictool.tui.app import PicApp
@@ -34,8 +34,7 @@ def run_tui(
       pic tui
       pic tui legolink.trace cacheblend.trace
     """
-    if find_spec("textual") is None:
-        raise InputError("pic tui: needs textual; install it with: pip install 'pictool[tui]'")
+    require_extra("tui", "pic tui", "textual")
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError("pic tui: needs a terminal; without one use pic inspect and pic store ls")
     from pictool.commands.tui_process.job import WorkerJob

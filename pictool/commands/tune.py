@@ -29,6 +29,7 @@ from pictool.commands.settings.options import (
 from pictool.commands.settings.resources import open_model, open_store
 from pictool.commands.settings.settings import FILE, Settings, find_file
 from pictool.errors import InputError
+from pictool.needs import require_extra
 
 if TYPE_CHECKING:
     from pictool.eval.cases import SpecOptions
@@ -118,13 +119,13 @@ def run_tune(options: TuneOptions, settings: Settings) -> None:
       pic tune docs/*.txt --questions questions.jsonl --target-share 15%
       pic tune --questions dataset.jsonl --target-loss 1%
     """
-    from pictool.eval import require_extra
+    from pictool.eval import EXTRA
     from pictool.eval.policies import parse_policies
     from pictool.tuning.questions import questions_of_file, read_corpus
     from pictool.tuning.tune import DEFAULT_POLICIES, TuningResult, tune
 
     target = target_of(options)
-    require_extra()
+    require_extra(*EXTRA)
     with of_command_line():
         policies = parse_policies(options.algo or DEFAULT_POLICIES)
     if options.questions is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.errors import InputError
+from pictool.needs import require_extra
 from pictool.reading import exists, is_within, read_file
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ _MAX_IGNORE_BYTES = 1 << 20
 _STORE_MARK = "pictool-store"
 _IGNORE = ".gitignore"
 _GONE = FileNotFoundError, NotADirectoryError
-EXTRA = "pip install 'pictool[documents]'"
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class _Filter:
 
 
 def _patterns(option: str, patterns: Sequence[str]) -> GitIgnoreSpec:
-    require_extra("pathspec")
+    require_extra("documents", "a folder of documents", "pathspec")
     from pathspec import GitIgnoreSpec
 
     try:
@@ -145,11 +145,3 @@ def _ignore_file(path: Path) -> GitIgnoreSpec:
             continue
         good.append(line)
     return GitIgnoreSpec.from_lines(good)
-
-
-def require_extra(module: str) -> None:
-    """Raise InputError, with the remedy, if a package of the extra is not installed."""
-    from importlib.util import find_spec
-
-    if find_spec(module) is None:
-        raise InputError(f"folders of documents need {module}; {EXTRA}")

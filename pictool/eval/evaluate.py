@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pictool.errors import InputError
-from pictool.eval import require_extra
+from pictool.eval import EXTRA
 from pictool.eval.cases import CaseGroup, SpecOptions, group_cases
 from pictool.eval.datasets.base import Dataset
 from pictool.eval.policies import FULL
 from pictool.eval.results import CaseResult, ResultsFile, ResultsHeader, make_header, open_results
 from pictool.eval.runner import Runner, object_store, second_fingerprint
 from pictool.linker.grid import LabelledPolicy
+from pictool.needs import require_extra
 from pictool.store.directory import make_within
 from pictool.store.store import Store
 
@@ -90,7 +91,7 @@ def evaluate(
         PicError: names the case, the file or the option; what was done is in the results file.
     """
     assert policies[0] == FULL, "parse_policies puts full first"
-    require_extra()
+    require_extra(*EXTRA)
     cases = list(dataset.cases())
     grouped = group_cases(model, islice(cases, run.limit), options)
     if not grouped.groups:

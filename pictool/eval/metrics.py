@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from pictool.eval import require_extra
+from pictool.needs import require_extra
 
 Metric = Callable[[str, Sequence[str]], float]
 
@@ -112,7 +112,7 @@ def _json_equal(prediction: str, gold: str) -> float:
 
 @cache
 def _rouge() -> Any:
-    require_extra("rouge_score")
+    require_extra("eval", "ROUGE-L", "rouge_score")
     from rouge_score.rouge_scorer import RougeScorer  # takes a second to import
 
     return RougeScorer(["rougeL"], use_stemmer=False)

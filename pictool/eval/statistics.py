@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pictool.eval import require_extra
+from pictool.needs import require_extra
 
 Numbers = NDArray[np.float64]
 
@@ -72,7 +72,7 @@ def ratio_interval(numerators: Numbers, denominators: Numbers) -> tuple[float, f
     Raises:
         InputError: scipy is not installed.
     """
-    require_extra("scipy")
+    require_extra("eval", "an interval", "scipy")
     from scipy.stats import bootstrap
 
     result = bootstrap(

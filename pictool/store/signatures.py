@@ -26,6 +26,7 @@ from typing import Any
 from blake3 import blake3
 
 from pictool.errors import InputError
+from pictool.needs import require_extra
 from pictool.reading import open_regular, read_file, with_home
 from pictool.store.files import atomic_write, locked_for_change
 from pictool.store.objects.format import EncodedObject, ObjectFile
@@ -138,7 +139,7 @@ class Signers:
         Raises:
             InputError: it is missing, not such a list, or others may write to it.
         """
-        require_cryptography()
+        require_extra("signed", "a signature", "cryptography")
         try:
             mode = path.stat()
             text = read_file(path, _MAX_SIGNERS_BYTES).decode()
@@ -223,7 +224,7 @@ class SigningKey:
     @classmethod
     def read(cls, path: Path) -> SigningKey:
         """Raises InputError: it is missing, no Ed25519 key, or others may read it."""
-        require_cryptography()
+        require_extra("signed", "a signature", "cryptography")
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -248,7 +249,7 @@ class SigningKey:
     @classmethod
     def new(cls, path: Path) -> SigningKey:
         """Make a key. Raises InputError: there is one already."""
-        require_cryptography()
+        require_extra("signed", "a signature", "cryptography")
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -323,14 +324,6 @@ def sign_object_file(key: SigningKey, path: Path, temp_dir: Path | None = None) 
         file.verify()
         signed = Signed.of_object(file)
     write_sidecar(path, key.sign(signed), signed.digest, temp_dir)
-
-
-def require_cryptography() -> None:
-    """Raises InputError: the extra is not installed."""
-    try:
-        import cryptography  # noqa: F401
-    except ImportError as error:
-        raise InputError('signatures need the package cryptography; pip install "pictool[signed]"') from error
 
 
 def _write_own(path: Path, data: bytes, mode: int) -> None:

@@ -104,7 +104,7 @@ def test_what_makes_no_sense_together_is_refused(words: list[str], problem: str)
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     original = importlib.util.find_spec
     monkeypatch.setattr(
-        "pictool.cluster.session.find_spec", lambda name: None if name == "ray" else original(name)
+        "pictool.needs.find_spec", lambda name: None if name == "ray" else original(name)
     )  # fmt: skip
     outcome = bulk("--ray", "a.txt")
     assert outcome.code == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -23,9 +25,11 @@ from commands.run import Objects, write
 from pictool.commands import removed
 from pictool.commands.app import COMMANDS
 from pictool.commands.console import progress
+from pictool.commands.console.errors import OF_TORCH
 from pictool.store.files import LOCK, locked
 from pictool.store.store import Store
 
+ROOT = Path(__file__).parents[2]
 MOST_COMMANDS, MOST_OPTIONS = 24, 151
 PIC = (sys.executable, "-c", "from pictool.commands import main; main()")
 
@@ -115,6 +119,46 @@ def test_inspect_and_store_import_no_torch(objects: Objects) -> None:
         run_app = f"import sys; from pictool.commands.app import app\ntry: app({arguments!r})"
         code = f"{run_app}\nfinally: print('torch' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.endswith("False\n")
+
+
+WITHOUT_TORCH = """
+import sys
+from pictool.commands import main
+from pictool.commands.console.errors import OF_TORCH
+class Without:
+    def __init__(self, finder): self.finder = finder
+    def __getattr__(self, name): return getattr(self.finder, name)
+    def find_spec(self, name, *more): return None if name in OF_TORCH else self.finder.find_spec(name, *more)
+sys.meta_path[:] = map(Without, sys.meta_path)
+main()
+"""
+
+
+@pytest.mark.parametrize("arguments", ["link a.txt -q Who?", "compile a.txt", "doctor", "estimate log -m m"])
+def test_what_needs_torch_says_so_in_a_line_where_it_is_not_installed(arguments: str, model: Path) -> None:
+    write("a.txt", TEXT)
+    write("log", json.dumps({"prompt": TEXT}))
+    program = [sys.executable, "-c", WITHOUT_TORCH, *arguments.replace(" m", f" {model}").split(" ")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("pic: error: ") and done.stderr.endswith("; pip install 'pictool[torch]'\n")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", ["estimate log", "-q config", "--version", "--help", "link --help"])
+def test_what_a_log_would_gain_needs_no_torch(arguments: str) -> None:
+    write("log", "\n".join([json.dumps({"prompt": TEXT})] * 3))
+    program = [sys.executable, "-c", WITHOUT_TORCH, *arguments.split()]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout
+
+
+def test_the_extra_torch_is_what_the_program_says_it_is() -> None:
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    modules = {re.split(r"[\[>]", each)[0].replace("-", "_") for each in extra["torch"]}
+    assert modules == OF_TORCH
+    whole = {name for name, packages in extra.items() if packages[0].startswith("pictool[")}
+    assert whole == extra.keys() - {"torch", "clients"}
 
 
 def test_a_model_s_mistake_is_one_line(model: Path) -> None:

@@ -130,7 +130,7 @@ def test_without_its_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_PACKAGES", ("ray", "no_such_package"))
+    monkeypatch.setattr(session, "PACKAGES", ("ray", "no_such_package"))
     done = pic("serve", "--ray", "--remote", "r")
     assert done.code == 1 and "no_such_package" in done.err and "pip install 'pictool[ray]'" in done.err
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
+from importlib.util import find_spec
 
 import pytest
 from eval.shared import run
 
+from pictool import needs
 from pictool.errors import InputError
 from pictool.eval import metrics
 from pictool.eval.metrics import f1, rouge_l
@@ -17,10 +18,7 @@ from pictool.store.store import Store
 
 @pytest.fixture(params=["scipy", "rouge_score"])
 def missing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *more: None if name == request.param else find_spec(name, *more)
-    )
+    monkeypatch.setattr(needs, "find_spec", lambda name: None if name == request.param else find_spec(name))
     metrics._rouge.cache_clear()
     return str(request.param)
 

@@ -122,7 +122,7 @@ def test_without_textual_it_says_how_to_get_it(store: Store) -> None:
     done = run_apart(f"import sys; sys.modules['textual'] = None; {MAIN}", str(store.root))
     assert done.returncode == 1 and not done.stdout
     assert done.stderr.splitlines() == [
-        "pic: error: pic tui: needs textual; install it with: pip install 'pictool[tui]'"
+        "pic: error: pic tui needs textual, which is not installed; pip install 'pictool[tui]'"
     ]
 
 

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # exit code: 128 + SIGINT, as shells have it
 GRACE_S = 5.0  # for so long an interrupted command may still clean up
 _MAX_MESSAGE = 2000  # characters
+# Modules of the extra [torch], without which `pic estimate` runs.
+OF_TORCH = frozenset((
+    "aiohttp", "fsspec", "huggingface_hub", "jinja2", "ml_dtypes", "networkx", "safetensors", "threadpoolctl",
+    "tokenizers", "torch", "transformers",
+))  # fmt: skip
 
 
 class UsageError(PicError):
@@ -64,6 +69,10 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
         except OSError as error:
             drop_stdout()
             fail(os_problem(error), 1)
+        except ModuleNotFoundError as error:
+            if error.name not in OF_TORCH:
+                raise
+            fail(f"this needs {error.name}, which is not installed; pip install 'pictool[torch]'", 1)
 
     return run
 

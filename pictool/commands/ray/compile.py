@@ -17,6 +17,7 @@ from pictool.commands.settings.resources import note_logs, open_model
 from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError
 from pictool.escapes import visible
+from pictool.needs import require_extra
 from pictool.store.signatures import SigningKey, path_of
 
 if TYPE_CHECKING:
@@ -81,9 +82,9 @@ def run_bulk(bulk: BulkOptions, what: Compilation, settings: Settings, as_json: 
     Raises:
         InputError: documents failed; everything else was done.
     """
-    from pictool.cluster.session import connected, require_installed
+    from pictool.cluster.session import PACKAGES, connected
 
-    require_installed("pic compile --ray")
+    require_extra("ray", "pic compile --ray", *PACKAGES)
     from pictool.cluster.bulk import compile_bulk
     from pictool.cluster.manifest import sign_computed, write_manifest
     from pictool.cluster.sources import Columns, find_sources

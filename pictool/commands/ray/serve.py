@@ -18,6 +18,7 @@ from pictool.commands.settings.options import CLUSTER, RayOption, option
 from pictool.commands.settings.resources import open_store
 from pictool.commands.settings.settings import Settings
 from pictool.errors import InputError
+from pictool.needs import require_extra
 
 if TYPE_CHECKING:
     from pictool.cluster.fleet import FleetBackend
@@ -52,7 +53,7 @@ class FleetOptions:
         Args:
             others: options that replicas lack, by name; true if one is used.
         """
-        from pictool.cluster.session import require_installed
+        from pictool.cluster.session import PACKAGES
 
         if self.ray is None:
             own = {"--replicas": self.replicas, "--replica-cpus": self.replica_cpus}
@@ -68,7 +69,7 @@ class FleetOptions:
                 f"--ray {self.ray}: a server cannot run as a Ray client; start it on a machine in the cluster"
             )
         self.counts()
-        require_installed("pic serve --ray")
+        require_extra("ray", "pic serve --ray", *PACKAGES)
 
     def counts(self) -> tuple[int, int]:
         """The least and the most replicas. Raises UsageError."""

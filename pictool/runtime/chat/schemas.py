@@ -16,13 +16,13 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 from pictool.bounded_process import BoundedProcess, ProcessFailure, serve_requests
 from pictool.errors import InputError
+from pictool.needs import require_extra
 
 MAX_SCHEMA = 1 << 18  # characters
 MAX_DEPTH = 256  # schemas within each other, those of a $ref included
@@ -68,8 +68,7 @@ def require_schema(schema: str) -> None:
         InputError: it is invalid, too large, takes too long, or has what llguidance does not know; or that is not
             installed.
     """
-    if find_spec("llguidance") is None:
-        raise InputError("llguidance is not installed; pip install 'pictool[structured]'")
+    require_extra("structured", "a JSON schema", "llguidance")
     digest = _digest(schema)
     if digest not in _verdicts:
         grammar_of(schema)  # its bounds
