@@ -169,6 +169,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/hadolint Containerfile
 
 # Pin the newest versions that pyproject.toml allows, of everything, for every system and Python. Then run the tests.
 # torch is held at the last one of which pip finds a CPU build here, vLLM's CPU build at its own.

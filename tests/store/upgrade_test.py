@@ -1,6 +1,9 @@
 """Stores that pictool 0.1.0 to 0.3.0 wrote (by their own command lines, with embedded-small), and what stays valid.
 
-0.3.0: compile a.txt --codec int8 --probes 2
+0.3.0: compile a.txt --codec int8 --probes 2; and in another store, of the settings in its pic.yaml but `server`:
+    compile a.txt; store key new; store trust me KEY; store sign all; compile b.txt --signing-key;
+    link a.txt b.txt -q "Which festival does Gadwick hold?" --trace t.trace; store export all.kva; store sign all.kva;
+    eval q.jsonl --algo legolink-16 -o results.jsonl
 0.2.0: compile a.txt; compile b.txt --codec int8 --sinks 2; compile b.txt --salt …; the same with --dtype bfloat16;
     link a.txt --algo prefix
 0.1.0: compile b.txt --sinks 2; compile b.txt --salt …; its object of a.txt is that of 0.2.0, byte for byte
@@ -9,6 +12,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -129,6 +133,43 @@ def test_an_object_with_a_table_of_0_3_0_is_found_linked_shown_and_copied() -> N
     query = ("-q", "Which festival does Gadwick hold?", "--json")
     answers = [pic("link", "a.txt", *query, *here, store).json["answer"] for store in ("copied", "new")]
     assert answers[0] == answers[1] != ""
+
+
+@pytest.fixture
+def of_0_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a user of 0.3.0 has: an archive, its signature, the list of signers, settings, a trace and results."""
+    shutil.copytree(
+        OLD.with_name("written_by_0.3.0"), ".", ignore=shutil.ignore_patterns("objects"), dirs_exist_ok=True
+    )
+    Path("pictool").mkdir(0o700)
+    shutil.move("signers", "pictool/signers")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("PIC_TRUST", str(tmp_path))
+
+
+@pytest.mark.usefixtures("of_0_3")
+def test_an_archive_of_0_3_0_is_taken_by_its_signatures() -> None:
+    here = ("-m", "embedded-small", "--codec", "int8", "--after", "none", "--store", "taken")
+    assert pic("store", "pull", "all.kva", "--store", "taken", "--require-signed").code == 0
+    done = pic("compile", "a.txt", "b.txt", *here, "--json").json
+    assert [row["new"] for row in done["objects"]] == [False, False]
+    with open("all.kva", "ab") as file:
+        file.write(b"more")
+    refused = pic("store", "pull", "all.kva", "--store", "untaken", "--require-signed")
+    assert refused.code == 1 and "all.kva" in refused.err and not list(Path("untaken").glob("objects/*/*"))
+
+
+@pytest.mark.usefixtures("of_0_3")
+def test_settings_traces_and_results_of_0_3_0() -> None:
+    done = pic("config")
+    assert done.code == 0 and re.search(r"^algo +legolink-16 +pic.yaml$", done.out, re.MULTILINE)
+    assert "pic.yaml: server: " in done.err  # is no setting any more
+    shown = pic("inspect", "t.trace", "--json").json
+    assert shown["algo"] == "legolink" and shown["tokens"]["recomputed"] == 27
+    before = Path("results.jsonl").read_bytes()
+    refused = pic("eval", "q.jsonl", "--algo", "legolink-16", "-o", "results.jsonl")
+    assert refused.code == 1 and "results.jsonl" in refused.err  # its prompts were others
+    assert Path("results.jsonl").read_bytes() == before
 
 
 def test_an_old_chain_is_reused() -> None:
