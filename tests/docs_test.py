@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import typer
 from commands.run import pic
+from documentation_site.hooks import navigation
 from typer.testing import CliRunner
 from write_reference import rewritten
 
@@ -79,6 +80,13 @@ def test_links_lead_somewhere(page: str) -> None:
         target = (ROOT / page).parent / name if name else ROOT / page
         assert target.exists(), f"{page}: {link}: no such file"
         assert not anchor or anchor in anchors(target), f"{page}: {link}: no such heading"
+
+
+def test_the_site_s_navigation_has_every_page_once() -> None:
+    groups = navigation()
+    assert list(groups) == ["Guides", "Recipes", "Reference", "Studies", "Internals"]
+    named = sorted(page for pages in groups.values() for page in pages if page.startswith("docs/"))
+    assert named == [page for page in PAGES if page.startswith("docs/") and page != "docs/README.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
