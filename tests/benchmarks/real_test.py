@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_a_run_leaves_a_row_and_adding_it_writes_the_page(
 
 def test_the_clock_and_lengths_alone_leave_prompts_out(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(real.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     questions = [Question("code", ("x" * length,), "?") for length in (100, 400, 100, 100)]
     ran = []
     for question in real.in_time(questions, ends=45.0):
