@@ -87,7 +87,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--kinds", default=",".join(KINDS), help="only these")
     parser.add_argument("--seed", type=int, default=8, help=f"{CHOICE_SEED}: the prompts that policies were chosen by")
     parser.add_argument("--tokens", type=int, default=16, help="of an answer, at most")
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--device", default="", help="auto; of a GGUF file cpu")
     parser.add_argument("--dtype", default="auto", help="of the model; of a GGUF file's KV")
     parser.add_argument(
         "--out", type=Path, help="results file; one that is there is continued (real-results/MODEL.json)"
@@ -99,6 +99,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if not options.model and not options.show and options.add is None:
         parser.error("MODEL, --show or --add")
+    options.device = options.device or ("cpu" if options.gguf else "auto")
     options.policies = options.policies or (STATIC_POLICIES if options.gguf else POLICIES)
     return options
 
@@ -126,7 +127,7 @@ def measure_all(options: argparse.Namespace) -> dict[str, Any]:
             done.append(measure(model, store, question, options.policies.split(","), options.tokens))
             results["summary"] = summary(done)
             write_results(out, results)
-            write_row(out.with_suffix(".row.json"), model, results)
+            write_row(out.with_suffix(".row.json"), model, options.device if options.gguf else model.device, results)
             print(f"\r{len(done)} prompts", end="", flush=True)
     if not done:
         raise SystemExit(f"no prompt would end within {options.minutes:g} minutes: use a larger --minutes")

@@ -94,12 +94,12 @@ def _line(own: Prompts, policy: str) -> Line:
     )
 
 
-def write_row(path: Path, model: Model, results: Mapping[str, Any]) -> None:
+def write_row(path: Path, model: Model, device: str, results: Mapping[str, Any]) -> None:
     """Write what a run hands in: nothing of the questions and answers themselves."""
     facts = {"name": api_name(model.name), "type": model.config.model_type, "fingerprint": model.fingerprint}
     settings = {name: value for name, value in results["settings"].items() if name != "model"}
     write_results(path, {
-        "model": facts, "device": model.device, "settings": settings, "date": datetime.now(UTC).date().isoformat(),
+        "model": facts, "device": device, "settings": settings, "date": datetime.now(UTC).date().isoformat(),
         "commit": _commit(), "lines": [asdict(line) for line in lines_of(results["answers"])],
     })  # fmt: skip
 
@@ -208,10 +208,11 @@ def table() -> list[str]:
     rows = [_cells(["", *HEAD, ""]), "|" + "---|" * len(HEAD)]
     for path in sorted(ROWS.glob("*.json")):
         results = json.loads(path.read_text(encoding="utf-8"))
-        rows += _rows(
-            path, f"{results['model']['name']}, real", _device(results, results["settings"]["dtype"]),
-            [Line(**line) for line in results["lines"]], results["date"], _version(results, results["commit"]),
-        )  # fmt: skip
+        model, dtype = results["model"], results["settings"]["dtype"]
+        how = f"llama.cpp, KV in {dtype}" if model["type"].startswith("gguf.") else dtype
+        lines = [Line(**line) for line in results["lines"]]
+        version = _version(results, results["commit"])
+        rows += _rows(path, f"{model['name']}, real", _device(results, how), lines, results["date"], version)
     for name, earlier in EARLIER.items():
         results = json.loads((RESULTS / name).read_text(encoding="utf-8"))
         rows += _rows(
@@ -236,12 +237,17 @@ def _rows(
 
 
 def _figures(line: Line) -> list[str]:
-    times = f"{line.full_s:.3g} → {line.linked_s:.3g} ({line.full_s / line.linked_s:.2g}×)"
+    times = f"{_short(line.full_s)} → {_short(line.linked_s)} ({_short(line.full_s / line.linked_s, 2)}×)"
     if line.left is None:
         return [times, "", "", ""]
     bounds = "" if line.low is None else f" [{line.low:.2f}, {line.high:.2f}]"
     kept = f"{line.same[0]} of {line.same[1]}" + (f"; {line.right[0]} of {line.right[1]}" if line.right[1] else "")
     return [times, f"{line.left:.2f}{bounds}", f"{line.worst_nats:.1f} nats", kept]
+
+
+def _short(value: float, digits: int = 3) -> str:
+    """To so many digits, never with an exponent: `1.2e+03` is 1200."""
+    return f"{float(f'{value:.{digits}g}'):g}"
 
 
 def _device(results: Mapping[str, Any], how: str) -> str:
