@@ -63,7 +63,7 @@ def main() -> None:
     options = parse(sys.argv[1:])
     if options.add is not None:
         for path in options.add:
-            print(add(path))
+            print(add(path, options.note))
         write_page()
         return
     if options.show:
@@ -93,6 +93,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--out", type=Path, help="results file; one that is there is continued (real-results/MODEL.json)"
     )
     parser.add_argument("--add", type=Path, nargs="*", help="put rows into the table of results, and write its page")
+    parser.add_argument("--note", default="", help="with --add: what the row should say, as busy")
     parser.add_argument("--show", type=Path, help="print a results file, and measure nothing")
     parser.add_argument("--markdown", action="store_true", help="print one table in Markdown")
     parser.add_argument("--worst", default="", help="print the worst prompts of these policies")

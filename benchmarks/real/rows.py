@@ -109,8 +109,8 @@ def _commit() -> str | None:
     return shown.stdout.decode().strip() or None
 
 
-def add(path: Path) -> Path:
-    """Copy a row file to the others; one of the same model, machine and dtype gives way."""
+def add(path: Path, note: str = "") -> Path:
+    """Copy a row file to the others, with a note; one of the same model, machine and dtype gives way."""
     try:
         handed_in = json.loads(path.read_text(encoding="utf-8"))
         names = (handed_in["model"]["name"], _processor(handed_in), handed_in["settings"]["dtype"])
@@ -119,7 +119,7 @@ def add(path: Path) -> Path:
         raise SystemExit(f"{path}: not a row that python -m benchmarks.real wrote ({error!r})") from error
     target = ROWS / f"{re.sub(r'[^a-z0-9.]+', '_', '_'.join(names).lower())}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(handed_in, indent=1) + "\n", encoding="utf-8")
+    target.write_text(json.dumps({"note": note, **handed_in}, indent=1) + "\n", encoding="utf-8")
     return target
 
 
@@ -210,6 +210,7 @@ def table() -> list[str]:
         results = json.loads(path.read_text(encoding="utf-8"))
         model, dtype = results["model"], results["settings"]["dtype"]
         how = f"llama.cpp, KV in {dtype}" if model["type"].startswith("gguf.") else dtype
+        how += f", {results['note']}" if results["note"] else ""
         lines = [Line(**line) for line in results["lines"]]
         version = _version(results, results["commit"])
         rows += _rows(path, f"{model['name']}, real", _device(results, how), lines, results["date"], version)

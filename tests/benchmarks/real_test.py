@@ -54,13 +54,18 @@ def test_a_run_leaves_a_row_and_adding_it_writes_the_page(
     for name, value in {"ROOT": tmp_path, "ROWS": tmp_path / "rows", "PAGE": page, "EARLIER": {}}.items():
         monkeypatch.setattr(rows, name, value)
     for _ in range(2):  # a row that is added again takes the place of the first
-        rows.add(handed_in)
+        rows.add(handed_in, "busy")
         rows.write_page()
     written = page.read_text().splitlines()
     assert written[0] == "Before" and written[-1] == "After" and "old" not in written
     line = next(line for line in written if " auto |" in line)
     found = results["summary"]["all"]["policies"]["auto"]
-    assert f"{found['left']:.2f} |" in line and f"{found['worst_nats']:.1f} nats" in line and "[`" in line
+    assert (
+        ", busy |" in "".join(written)
+        and f"{found['left']:.2f} |" in line
+        and f"{found['worst_nats']:.1f} nats" in line
+        and "[`" in line
+    )
     assert sum(" auto |" in line for line in written) == 1 and not any("naive" in line for line in written[1:])
     handed_in.write_text("{}")
     with pytest.raises(SystemExit, match=r"real\.row\.json"):
