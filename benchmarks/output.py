@@ -15,6 +15,7 @@ def write_results(path: Path, results: Mapping[str, Any]) -> None:
     """Write a results file as JSON."""
     script = Path(sys.argv[0])
     name = script.parent.name if script.name == "__main__.py" else script.stem
-    command = " ".join(["python -m", f"benchmarks.{name}", *sys.argv[1:]])
+    arguments = [Path(each).name if Path(each).is_absolute() else each for each in sys.argv[1:]]
+    command = " ".join(["python -m", f"benchmarks.{name}", *arguments])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"command": command, "machine": machine(), **results}, indent=1) + "\n")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import evidence, fresh
+from benchmarks import fresh
 from benchmarks.query_tables import STUDY, TABLES, replaced, table_of
+from benchmarks.real import rows
 
 RUN_BY_MAKE = ("gpu", "gpu_parts", "gpu_links")  # `make gpu`
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -37,11 +38,18 @@ def test_the_study_of_span_queries_has_the_tables_of_the_results(name: str) -> N
     assert replaced(study, table_of(name)) == study
 
 
-def test_the_page_of_results_has_a_row_for_every_report() -> None:
-    page = evidence.PAGE.read_text(encoding="utf-8")
-    assert page.count(evidence.HEAD) == 1 and evidence.with_rows(page) == page
-    assert all(f"`{path.name}` |" in page for path in evidence.RESULTS.glob("evidence_*.json"))
-    assert all(f"| {model} | {device} | | | | |" in page for model, device in evidence.OPEN)
+def test_the_page_of_results_has_the_table_of_the_files() -> None:
+    page = rows.PAGE.read_text(encoding="utf-8")
+    assert rows.with_table(page) == page, "run `python -m benchmarks.real --add`"
+    files = [*rows.EARLIER, *(path.name for path in rows.ROWS.glob("*"))]
+    assert all(page.count(f"[`{name}`]") == 1 for name in files)
+
+
+@pytest.mark.parametrize("path", sorted(rows.ROWS.glob("*")), ids=lambda path: path.name)
+def test_rows_name_no_path_of_a_machine(path: Path) -> None:
+    row = json.loads(path.read_text(encoding="utf-8"))
+    assert row["command"].startswith("python -m benchmarks.real ")
+    assert not re.search(r"(^|[ =])/\w", f"{row['command']} {row['model']['name']}")
 
 
 def test_contributing_has_the_table_of_fresh_machines() -> None:

@@ -122,8 +122,8 @@ def exact_logits(model: Model, prompt: Sequence[int], answer: Sequence[int]) -> 
     ids = [*prompt, *answer[:-1]]
     if model.is_of_transformers:
         with plain_attention(model.module) as module, torch.no_grad():
-            output = module(torch.tensor([ids]), logits_to_keep=len(answer), use_cache=False)
-        return list(output.logits[0].float())
+            output = module(torch.tensor([ids], device=model.device), logits_to_keep=len(answer), use_cache=False)
+        return list(output.logits[0].float().cpu())
     context, logits = model.stack.take(len(ids), 1), []  # type: ignore[attr-defined]
     try:
         for start in range(0, len(prompt), _BATCH):

@@ -89,7 +89,8 @@ def make_questions(model: Model, kinds: Sequence[str], musique: Path | None, cou
     """
     texts, fewer = Texts(model), (count + 1) // 2
     makers: dict[str, Callable[[], list[Question]]] = {
-        "pieces": lambda: pieces(texts, count, seed),
+        "pieces": lambda: pieces(texts, "pieces", PIECE, count, seed),
+        "chapters": lambda: pieces(texts, "chapters", LONG, fewer, seed),
         "code": lambda: code(texts, fewer, seed),
         "records": lambda: records(texts, fewer, seed),
         "tasks": lambda: tasks(texts, count, seed),
@@ -140,19 +141,19 @@ def passages(path: Path, kind: str, size: int, texts: Texts, count: int, seed: i
     return among(kind, list(islice(found(), max(count, CHUNKS) + 4)), count, draw)
 
 
-def pieces(texts: Texts, count: int, seed: int) -> list[Question]:
+def pieces(texts: Texts, kind: str, size: int, count: int, seed: int) -> list[Question]:
     """Consecutive pieces of the longest descriptions of packages: the end of a sentence, and a summary."""
     draw, windows = random.Random(seed), []
     for text in half([text for text in descriptions() if len(text) > 9000], seed):
-        cut = texts.pieces(text, PIECE)
+        cut = texts.pieces(text, size)
         windows += [tuple(cut[at : at + CHUNKS]) for at in range(0, min(len(cut) - CHUNKS + 1, 3 * CHUNKS), CHUNKS)]
     draw.shuffle(windows)
     questions = []
     for window in windows:
         if (quoted := sentence(window, draw)) is not None:
             query = f'The text contains a sentence that begins "{quoted[0]}". Write the rest of that sentence.'
-            questions.append(Question("pieces", window, query, quoted[1], follows=True))
-        questions.append(Question("pieces", window, "Summarise this text in one sentence.", follows=True))
+            questions.append(Question(kind, window, query, quoted[1], follows=True))
+        questions.append(Question(kind, window, "Summarise this text in one sentence.", follows=True))
     return questions[:count]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from pictool.eval.statistics import ratio_interval
 
 BASELINE = "naive@none"
-KINDS = ("passages", "pieces", "long", "code", "records", "tasks")
+KINDS = ("passages", "pieces", "long", "chapters", "code", "records", "tasks")
 ALL = "all"  # kinds but tasks
 PLANTED = "tasks"
 

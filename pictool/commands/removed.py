@@ -77,7 +77,7 @@ REMOVED: dict[str, str] = {
     "estimate --shape": "use -m, which sizes KV by that model",
     "estimate --tflops": "use pic plan, which measures this machine",
     "estimate --read-gb-s": "use pic plan, which measures this machine",
-    "evidence": "use doctor, bench, tune and eval, or python -m benchmarks.evidence from a checkout",
+    "evidence": "use doctor, bench, tune and eval, or python -m benchmarks.real from a checkout",
     "plan --tiers": "pass your devices' read rates with --read-gb-s, the cheapest device first",
     "plan --check": "measure the machine again with pic plan --measure",
     "bench breakdown": "use python -m benchmarks.breakdown from a checkout",
