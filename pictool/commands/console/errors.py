@@ -72,7 +72,7 @@ def reports_errors(command: Callable[..., None]) -> Callable[..., None]:
         except ModuleNotFoundError as error:
             if error.name not in OF_TORCH:
                 raise
-            fail(f"this needs {error.name}, which is not installed; pip install 'pictool[torch]'", 1)
+            fail(f"{error.name} is not installed; pip install 'pictool[torch]'", 1)
 
     return run
 
