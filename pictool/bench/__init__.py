@@ -1,1 +1,1 @@
-"""Speed, measured so that others can repeat it: single requests, many users, long contexts, storage."""
+"""Speed, measured so that others can repeat it: one request after another, on models of any shape (`pic bench`)."""

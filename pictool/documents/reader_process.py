@@ -1,5 +1,6 @@
-"""The process that reads files (`bounded_process.py`), which `reading.py` starts. While a file is read nothing can be
-opened: no other file, and no connection.
+"""The process that reads files (`bounded_process.py`), which `reading.py` starts.
+
+While a file is read nothing can be opened: no other file, and no connection.
 
 A request has the file's `path`. A reply has `reader`, `sections`, each `[text, place]`, and `notes` of what is in none;
 or `unreadable`, what the file is; or `failure`, and with it `withheld` if the system did not let the file be read.

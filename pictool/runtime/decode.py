@@ -1,4 +1,4 @@
-"""AnswerFormat: greedy or sampled, with stop strings, over a growing image."""
+"""Decoding: greedy or sampled, with stop strings, over a growing image."""
 
 from __future__ import annotations
 

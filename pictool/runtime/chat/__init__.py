@@ -1,1 +1,1 @@
-"""Chat templates, rendered in a process of their own."""
+"""Chats: templates, and what an answer of a model says by their rules (calls, reasoning, JSON of a schema)."""

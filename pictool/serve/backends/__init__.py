@@ -1,1 +1,1 @@
-"""What answers requests: the torch engine, or vLLM."""
+"""What answers requests: an engine of this process (torch, llama.cpp), or vLLM servers behind it."""
