@@ -100,7 +100,7 @@ import pictool.engines.llamacpp.engine
 print(llama_cpp.llama_print_system_info())
 """,
     "structured": """
-from pictool.runtime.chat.grammar import require_schema
+from pictool.runtime.chat.schemas import require_schema
 require_schema('{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}')
 """,
 }

@@ -18,7 +18,7 @@ from pictool.runtime import turns
 
 if TYPE_CHECKING:
     from pictool.linker.link import Linked
-    from pictool.linker.residency import Prefixes
+    from pictool.linker.prefixes import Prefixes
     from pictool.runtime.model import Model
     from pictool.store.store import Store
 

@@ -25,8 +25,8 @@ from pictool.linker.narrowing import Narrowing
 from pictool.linker.objects import Context, ObjectContext, ReusePlan
 from pictool.linker.policies.base import Policy, Prompt, Scores, Selection
 from pictool.linker.pooled import PooledContext, PrefixContext
-from pictool.linker.prefixes import FoundPrefix
-from pictool.linker.residency import PoolUse, Prefixes, Reservation, ResidentObjects
+from pictool.linker.prefixes import FoundPrefix, Prefixes
+from pictool.linker.residency import PoolUse, Reservation, ResidentObjects
 from pictool.linker.resolve import Part, PromptParts, lay_out_spec
 from pictool.linker.spec import Spec
 from pictool.runtime.device import synchronize

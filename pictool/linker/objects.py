@@ -23,8 +23,8 @@ from pictool.errors import (
 )
 from pictool.linker.loader import PlacedObject
 from pictool.linker.policies.base import Policy, Prompt, Selection
-from pictool.linker.prefixes import FoundPrefix
-from pictool.linker.residency import Prefixes, Reservation
+from pictool.linker.prefixes import FoundPrefix, Prefixes
+from pictool.linker.residency import Reservation
 from pictool.linker.resolve import Part, PromptParts
 from pictool.runtime.graphs.image import new_image
 from pictool.runtime.memory.image import Image

@@ -14,8 +14,8 @@ from pictool.errors import PicError
 from pictool.linker.chains import ExactImage, KeptChain
 from pictool.linker.objects import Context, ReusePlan
 from pictool.linker.policies.base import Policy, Prompt, Selection
-from pictool.linker.prefixes import PrefixLostError, linked_spans
-from pictool.linker.residency import Prefixes, Reservation, ResidentObjects
+from pictool.linker.prefixes import Prefixes, PrefixLostError, linked_spans
+from pictool.linker.residency import Reservation, ResidentObjects
 from pictool.linker.resolve import Part, PromptParts
 from pictool.runtime.memory.image import Image
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pictool.linker.resolve import Part
     from pictool.runtime.model import Model
     from pictool.store.memory import LayerMemory
+    from pictool.store.store import Store
 
 BLOCK = 16  # tokens
 LARGE = 32  # blocks, from which on a piece grows no more: pieces are moved and evicted as a whole
@@ -345,3 +346,45 @@ class PrefixIndex:
 def _before(slot: int | None, blocks: int) -> int | None:
     """The slot so many blocks before one."""
     return None if slot is None else slot - blocks * BLOCK
+
+
+@dataclass(frozen=True)
+class PoolCounts:
+    """Of a pool, since it was made.
+
+    Fields:
+        resident_bytes: of the objects in it, now. prefix_bytes: of what was computed for prompts and answers, now.
+        moves: runs that were moved. loaded_bytes: KV of objects that links copied from the host. evicted_bytes: of
+            objects and prefixes that gave way to others. saved_bytes, restored_bytes: of prefixes that were copied to
+            host memory when they were evicted, and back.
+    """
+
+    resident_bytes: int = 0
+    moves: int = 0
+    loaded_bytes: int = 0
+    prefix_bytes: int = 0
+    evicted_bytes: int = 0
+    saved_bytes: int = 0
+    restored_bytes: int = 0
+
+
+class Prefixes(Protocol):
+    """Where exact prefixes stay from prompt to prompt: a pool on the device, or contexts of llama.cpp.
+
+    Attributes:
+        keeps_prefixes: whether they do. kept: where they are on disk, too. counts: what was done until now.
+    """
+
+    @property
+    def keeps_prefixes(self) -> bool: ...
+
+    @property
+    def kept(self) -> Store | None: ...
+
+    @property
+    def counts(self) -> PoolCounts: ...
+
+    def find_prefix(
+        self, salt: str, layout: Layout, spans: Sequence[LinkedSpan], is_local: bool, on_disk: int = 0
+    ) -> FoundPrefix:  # fmt: skip
+        """What a prompt reuses of earlier ones (`PrefixIndex.find_prefix`). It may be lost until it is taken."""

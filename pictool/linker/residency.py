@@ -38,6 +38,7 @@ from pictool.linker.prefixes import (
     FoundPrefix,
     FoundRun,
     LinkedSpan,
+    PoolCounts,
     PrefixIndex,
     PrefixLostError,
     PrefixPiece,
@@ -675,45 +676,3 @@ class PoolUse:
             "duplicates": moved.duplicates, "scratch": moved.buffer, "scratch_bytes": moved.scratch_bytes,
             "tokens_per_ms": moved.tokens_per_ms, "prefix": self.prefix,
         }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class PoolCounts:
-    """Of a pool, since it was made.
-
-    Fields:
-        resident_bytes: of the objects in it, now. prefix_bytes: of what was computed for prompts and answers, now.
-        moves: runs that were moved. loaded_bytes: KV of objects that links copied from the host. evicted_bytes: of
-            objects and prefixes that gave way to others. saved_bytes, restored_bytes: of prefixes that were copied to
-            host memory when they were evicted, and back.
-    """
-
-    resident_bytes: int = 0
-    moves: int = 0
-    loaded_bytes: int = 0
-    prefix_bytes: int = 0
-    evicted_bytes: int = 0
-    saved_bytes: int = 0
-    restored_bytes: int = 0
-
-
-class Prefixes(Protocol):
-    """Where exact prefixes stay from prompt to prompt: a pool on the device, or contexts of llama.cpp.
-
-    Attributes:
-        keeps_prefixes: whether they do. kept: where they are on disk, too. counts: what was done until now.
-    """
-
-    @property
-    def keeps_prefixes(self) -> bool: ...
-
-    @property
-    def kept(self) -> Store | None: ...
-
-    @property
-    def counts(self) -> PoolCounts: ...
-
-    def find_prefix(
-        self, salt: str, layout: Layout, spans: Sequence[LinkedSpan], is_local: bool, on_disk: int = 0
-    ) -> FoundPrefix:  # fmt: skip
-        """What a prompt reuses of earlier ones (`PrefixIndex.find_prefix`). It may be lost until it is taken."""

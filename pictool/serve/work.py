@@ -18,7 +18,7 @@ from pictool.serve.tenants import Tenant
 
 if TYPE_CHECKING:
     from pictool.linker.policies.base import Policy
-    from pictool.linker.residency import PoolCounts
+    from pictool.linker.prefixes import PoolCounts
     from pictool.linker.spec import Spec
     from pictool.serve.prompts.retrieving import RetrievedDocument
     from pictool.serve.schema import DocumentQuery

@@ -10,7 +10,7 @@ from pictool.engines.torch import TorchEngine
 from pictool.errors import InputError
 
 if TYPE_CHECKING:
-    from pictool.linker.residency import Prefixes
+    from pictool.linker.prefixes import Prefixes
     from pictool.runtime.model import Model
     from pictool.store.store import Store
 

@@ -31,12 +31,12 @@ from pictool.linker.prefixes import (
     FoundRun,
     Key,
     LinkedSpan,
+    PoolCounts,
     PrefixIndex,
     PrefixLostError,
     PrefixPiece,
     SavedBlocks,
 )
-from pictool.linker.residency import PoolCounts
 from pictool.runtime.memory.image import GROWTH
 from pictool.store.memory import LayerMemory
 

@@ -48,7 +48,7 @@ from pictool.spans.running import RunOptions
 
 if TYPE_CHECKING:
     from pictool.engines.base import Engine
-    from pictool.linker.residency import PoolCounts
+    from pictool.linker.prefixes import PoolCounts
     from pictool.runtime.model import Model
     from pictool.serve.schema import DocumentQuery
     from pictool.store.store import Store

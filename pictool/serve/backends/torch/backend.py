@@ -25,7 +25,7 @@ from pictool.linker.link import Linked, link
 from pictool.linker.plan import LinkPlan, make_plan, plan_without_objects
 from pictool.linker.policies.base import Policy
 from pictool.linker.pooled import keep_prefix
-from pictool.linker.residency import Prefixes
+from pictool.linker.prefixes import Prefixes
 from pictool.linker.resolve import require_room
 from pictool.linker.spec import Spec
 from pictool.runtime import turns
