@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     make_policy = named_policy
     Request = Spec  # as 0.1 called it
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 _HOMES = {
     "Answer": "engines.base", "Chunk": "core", "CompileOptions": "core", "Compiled": "compiler.compile",
