@@ -189,7 +189,9 @@ def _stats_lines(stats: StoreStats) -> list[tuple[str, str]]:
 @command(app, "verify", "store", "model", "device", "dtype", "require_signed")
 def run_verify(
     settings: Settings,
-    repair: Annotated[bool, option("--repair", None, "Remove damaged objects, and rename misnamed ones.")] = False,
+    repair: Annotated[
+        bool, option("--repair", None, "Remove damaged objects, and those under another one's name.")
+    ] = False,
     recompute: Annotated[
         Optional[float],
         option(
