@@ -182,7 +182,8 @@ lock: $(READY)
 		--custom-compile-command 'make lock' --constraint - pyproject.toml --output-file constraints.txt
 	rm -rf $(LOCKING)
 	$(PYTHON) tests/in_vllm/install.py $(LOCKING)
-	$(LOCKING)/bin/python -m pip freeze --all --exclude-editable | sed '/ @ /d; s/+.*//' > constraints-vllm.txt
+	(grep '^#' constraints-vllm.txt; $(LOCKING)/bin/python -m pip freeze --all --exclude-editable | sed '/ @ /d; s/+.*//') > $(LOCKING)/pins
+	mv $(LOCKING)/pins constraints-vllm.txt
 	rm -rf $(LOCKING)
 
 # Train the embedded models again: hours on a CPU. The recipe is training/README.md.

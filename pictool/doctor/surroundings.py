@@ -21,6 +21,7 @@ from pictool.store.scratch import nearest_directory
 from pictool.store.store import Store
 
 SECTION = "machine"
+_LIMIT_S = 300.0  # of an import of vLLM
 
 
 def examine_surroundings(store: Store, device: str) -> Iterator[Verdict]:
@@ -54,7 +55,8 @@ def _transformers() -> Verdict:
 
 def _vllm() -> Verdict:
     """In a process of its own: vLLM sets up logging and threads where it is imported."""
-    done = subprocess.run([sys.executable, "-P", "-m", "pictool.engines.vllm.needs"], capture_output=True, text=True)
+    command = [sys.executable, "-P", "-m", "pictool.engines.vllm.needs"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S)
     if done.returncode:
         return Verdict(SECTION, "vLLM", VerdictStatus.FAILED, f"it cannot be imported: {done.stderr.splitlines()[-1]}")
     found = json.loads(done.stdout.splitlines()[-1])
