@@ -37,12 +37,12 @@ from pictool.linker.plan import make_plan, plan_without_objects
 from pictool.linker.policies import make_policy
 from pictool.linker.spec import Spec
 from pictool.recognition.matches import Match
-from pictool.runtime.attention import Run
 from pictool.runtime.chat.template import make_frame
 from pictool.runtime.memory.caches import CapturingCache, LayerKV, PassThroughCache
 from pictool.runtime.memory.image import Image
 from pictool.runtime.model import Model, load_model
 from pictool.runtime.rope import RotaryTables, tables_at
+from pictool.runtime.rows import Run
 from pictool.runtime.tensors import to_bytes
 from pictool.store.objects.format import CompiledChunk, ObjectMeta
 from pictool.store.store import Store

@@ -33,12 +33,12 @@ from pictool import Chunk, Model, Policy, Sampling, Store, generate, link, load_
 from pictool.core import Layout
 from pictool.engines.base import first_token_kl
 from pictool.eval.statistics import ratio_interval
-from pictool.runtime.attention import Rows
 from pictool.runtime.chat.template import make_frame
 from pictool.runtime.decode import forced_logits
 from pictool.runtime.memory.image import Image
 from pictool.runtime.memory.states import StateMap
 from pictool.runtime.prefill import ChunkKV, prefill_stateful
+from pictool.runtime.rows import Rows
 from pictool.runtime.stack import LayerStack
 from training.score import HELD_OUT
 from training.world.generate import BOOKS, KINDS, PageShape, Question, World, WorldPrompt, write_prompt

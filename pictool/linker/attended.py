@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pictool.core import RowMask
 from pictool.linker.policies.base import Prompt, Scores
-from pictool.runtime.attention import Rows
 from pictool.runtime.memory.image import Image
+from pictool.runtime.rows import Rows
 from pictool.runtime.tensors import to_device
 
 _MOST_ROWS = 64  # of the tail that are scored, the last ones: the scores of a layer are heads × rows × n numbers

@@ -10,8 +10,8 @@ from torch.nn import functional
 from pictool.core import RowMask
 from pictool.linker.narrowing import Narrowing, RankedRows
 from pictool.linker.policies.base import Prompt, Ranking, Scores
-from pictool.runtime.attention import DeviceRows, Rows
 from pictool.runtime.memory.image import Image
+from pictool.runtime.rows import DeviceRows, Rows
 from pictool.runtime.tensors import require_finite, to_device
 
 

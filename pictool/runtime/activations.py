@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pictool.errors import InputError
-from pictool.runtime.attention import Rows, Run
 from pictool.runtime.memory.caches import PassThroughCache
 from pictool.runtime.memory.image import Image, ReadOnlyCache
 from pictool.runtime.prefill import last_hidden
 from pictool.runtime.rope import tables_at
+from pictool.runtime.rows import Rows, Run
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model

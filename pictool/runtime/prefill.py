@@ -13,11 +13,11 @@ from torch import Tensor
 from pictool.core import Layout, StateShape
 from pictool.runtime import turns
 from pictool.runtime.architectures import cache_name
-from pictool.runtime.attention import Pack, Rows
 from pictool.runtime.device import is_accelerator
 from pictool.runtime.memory.caches import CapturingCache, LayerKV, StatefulCache
 from pictool.runtime.memory.image import Image
 from pictool.runtime.memory.states import LinearState, StateMap
+from pictool.runtime.rows import Pack, Rows
 from pictool.runtime.stack import LayerStack
 
 ChunkKV = list[LayerKV]  # per layer: un-rotated key and value, [kv_heads, tokens, head_dim]

@@ -21,7 +21,7 @@ from pictool.linker.fusor import Fusor
 from pictool.linker.link import link
 from pictool.linker.policies import make_policy
 from pictool.linker.spec import Spec
-from pictool.runtime.attention import DeviceRows
+from pictool.runtime.rows import DeviceRows
 from pictool.store.store import Store
 
 WAITS = {

@@ -18,11 +18,11 @@ from pictool.errors import InputError
 from pictool.linker.policies import make_policy
 from pictool.runtime.activations import attention_of_rows, hidden_norms
 from pictool.runtime.architectures import cache_name
-from pictool.runtime.attention import Run
 from pictool.runtime.decode import generate
 from pictool.runtime.memory.caches import PassThroughCache
 from pictool.runtime.memory.image import Image, ReadOnlyCache
 from pictool.runtime.model import wrap_model
+from pictool.runtime.rows import Run
 from pictool.store.store import Store
 
 NUM_LAYERS = 3

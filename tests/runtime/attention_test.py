@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pictool.runtime import attention
-from pictool.runtime.attention import Rows, Run
 from pictool.runtime.products import has_onednn
+from pictool.runtime.rows import Pack, Rows, Run
 
 NEEDS_ONEDNN = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
 
@@ -148,7 +148,7 @@ def test_sequences_of_a_pack_attend_each_to_itself_and_to_what_is_before_all(
     query = torch.randn(2, 4, sum(lengths), 8)
     key, value = torch.randn(2, 2, 2, num_before + sum(lengths), 8)
     got, _ = attention.attend(
-        Module(), query, key, value, None, pic=attention.Pass(NoRope(), (query, query), attention.Pack(lengths)),  # type: ignore[arg-type]
+        Module(), query, key, value, None, pic=attention.Pass(NoRope(), (query, query), Pack(lengths)),  # type: ignore[arg-type]
         scaling=8**-0.5, sliding_window=window, softcap=cap,
     )  # fmt: skip
     start = 0

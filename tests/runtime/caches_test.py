@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pictool.core import Layout
-from pictool.runtime.attention import Rows, Run
 from pictool.runtime.memory.caches import (
     CapturingCache,
     LayerKV,
@@ -19,6 +18,7 @@ from pictool.runtime.memory.caches import (
 )
 from pictool.runtime.memory.image import Image, ImageCache, ReadOnlyCache
 from pictool.runtime.model import wrap_model
+from pictool.runtime.rows import Rows, Run
 from pictool.runtime.stack import LayerStack
 
 LENGTH = 40

@@ -453,7 +453,7 @@ def test_where_rows_go_on_is_not_asked(
     policy: str, records: bool, store: Store, near: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Layers in static tensors need no runs, so the host waits for none where the device ranks rows."""
-    from pictool.runtime.attention import DeviceRows
+    from pictool.runtime.rows import DeviceRows
 
     plain = link_of("llama", store, policy, (29, 17, 29))
     with graphed(subject("llama").model, records), monkeypatch.context() as patch, emulated.emulated(patch):

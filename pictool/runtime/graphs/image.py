@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pictool.core import Layout, RowMask
-from pictool.runtime.attention import Rows, runs_of
 from pictool.runtime.graphs.buffers import NUM_STAGED, Slab
 from pictool.runtime.graphs.placing import Placing
 from pictool.runtime.graphs.recorder import StaticStep
@@ -22,6 +21,7 @@ from pictool.runtime.memory.image import GROWTH, Image
 from pictool.runtime.memory.pool import PooledImage
 from pictool.runtime.memory.staged import StagedPart
 from pictool.runtime.rope import RotaryTables
+from pictool.runtime.rows import Rows, runs_of
 from pictool.runtime.stack import LayerStack
 
 

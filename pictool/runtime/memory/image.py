@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from pictool.core import Layout, RowMask
-from pictool.runtime.attention import DeviceRows, Rows, Run
 from pictool.runtime.device import is_accelerator
 from pictool.runtime.memory.caches import LayerKV, PassThroughCache, StatefulCache
 from pictool.runtime.memory.staged import StagedLayers, StagedPart
 from pictool.runtime.memory.states import ImageStates, LinearState
 from pictool.runtime.rope import RotaryTables, tables_at
+from pictool.runtime.rows import DeviceRows, Rows, Run
 from pictool.runtime.stack import LayerStack
 
 GROWTH = 256  # tokens that the buffers have room for after the prompt

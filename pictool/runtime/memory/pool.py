@@ -28,10 +28,10 @@ from pictool.runtime.support import depends_on_length
 
 if TYPE_CHECKING:
     from pictool.core import Layout
-    from pictool.runtime.attention import Rows
     from pictool.runtime.memory.caches import LayerKV
     from pictool.runtime.model import Model
     from pictool.runtime.rope import RotaryTables
+    from pictool.runtime.rows import Rows
 
 _MOST_CONTEXTS = 16
 _LONG_RUN = 64  # slots, on average, from which on a copy per run is faster than one by index
