@@ -26,8 +26,8 @@ from pictool import Chunk, Model, Store, compile
 from pictool.bench.prompts import random_chunks
 from pictool.bench.repeats import interleave, median_ratio
 from pictool.bench.shapes import random_model
+from pictool.fidelity.transformers_module import transformers_module
 from pictool.runtime.architectures import cache_name
-from pictool.runtime.transformers_module import transformers_module
 
 
 def compile_together(model: Model, chunks: Sequence[Chunk]) -> None:

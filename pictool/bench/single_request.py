@@ -16,13 +16,13 @@ from transformers.generation.streamers import BaseStreamer
 from pictool.bench.options import TRANSFORMERS
 from pictool.bench.prompts import BenchPrompt
 from pictool.controller.profile import drop_page_cache
+from pictool.fidelity.transformers_module import transformers_module
 from pictool.linker.link import Linked, link
 from pictool.linker.policies.base import Policy
 from pictool.runtime.architectures import cache_name
 from pictool.runtime.decode import generate
 from pictool.runtime.device import synchronize
 from pictool.runtime.machine import PeakMemory
-from pictool.runtime.transformers_module import transformers_module
 
 if TYPE_CHECKING:
     from pictool.runtime.model import Model

@@ -19,13 +19,13 @@ from pictool.doctor import reference
 from pictool.doctor.verdict import Verdict, VerdictStatus, guarded, within
 from pictool.errors import InputError, ObjectError
 from pictool.fidelity.divergence import made_up_book
+from pictool.fidelity.transformers_module import transformers_module
 from pictool.linker.link import Linked, link
 from pictool.linker.policies import BASELINE, make_policy
 from pictool.linker.policies.base import Policy, Prompt, Selection
 from pictool.linker.spec import Spec
 from pictool.runtime.architectures import cache_name
 from pictool.runtime.support import depends_on_length
-from pictool.runtime.transformers_module import transformers_module
 from pictool.store.store import Store
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 
 from pictool.bench.shapes import random_model, random_module, save_speculative, shape_of, shapes
 from pictool.errors import InputError
+from pictool.fidelity.transformers_module import transformers_module
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import load_model, wrap_model
-from pictool.runtime.transformers_module import transformers_module
 from pictool.store.store import Store
 
 # Parameters and bytes of KV per token in bfloat16, as published.

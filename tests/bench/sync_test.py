@@ -19,10 +19,10 @@ from pictool.bench.shapes import save_speculative
 from pictool.bench.single_request import run_linked, run_transformers
 from pictool.bench.sync import SyncResult, bench_sync
 from pictool.errors import InputError
+from pictool.fidelity.transformers_module import transformers_module
 from pictool.linker.grid import LabelledPolicy, parse_grid
 from pictool.linker.policies import make_policy
 from pictool.runtime.model import Model
-from pictool.runtime.transformers_module import transformers_module
 from pictool.store.store import Store
 
 OPTIONS = PromptOptions(chunks=3, chunk_tokens=40, tail_tokens=8, new_tokens=4, repeats=2)

@@ -12,8 +12,8 @@ from benchmarks import roofline
 from benchmarks.roofline import Rates, link_flops, measure_rates, window_of
 from pictool.bench.shapes import random_model
 from pictool.core import RowMask
+from pictool.fidelity.transformers_module import transformers_module
 from pictool.runtime.model import Model
-from pictool.runtime.transformers_module import transformers_module
 
 # tiny: what one row's matrices cost at a layer, of that its K and V, and what one key costs.
 HIDDEN, INTERMEDIATE, VOCAB, ATTENTION = 64, 256, 2048, 64
