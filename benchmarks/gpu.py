@@ -33,6 +33,7 @@ REHEARSAL = "PIC_GPU_REHEARSAL"
 # On the machine already, with what they need in turn; wheels of them are large.
 GIVEN = ("torch", "transformers", "numpy", "tokenizers", "huggingface-hub")
 TOOLS = ("pytest", "pytest-xdist", "hypothesis", "psutil")
+NEEDED = ("pictool[torch]", *TOOLS)
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_26", "manylinux_2_17", "manylinux2014", "manylinux_2_5",
              "manylinux1")  # fmt: skip
 
@@ -143,7 +144,7 @@ def _is_missing(name: str) -> bool:
 
 def download_wheels(python_version: str, machine: str) -> None:
     """Download what pictool and its tests need beside torch and transformers, in the versions installed here."""
-    names = sorted(_needed(["pictool[torch]", *TOOLS]) - {_canonical(name) for name in GIVEN} - {"pictool"})
+    names = sorted(_needed(NEEDED) - {_canonical(name) for name in GIVEN} - {"pictool"})
     pinned = [f"{name}=={version(name)}" for name in names]
     platforms = [argument for each in PLATFORMS for argument in ("--platform", f"{each}_{machine}")]
     pip = ["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--implementation", "cp"]

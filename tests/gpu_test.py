@@ -64,7 +64,7 @@ def test_it_runs_before_anything_is_installed() -> None:
 
 
 def test_what_is_given_is_not_downloaded() -> None:
-    needed = gpu._needed(["pictool", *gpu.TOOLS])
+    needed = gpu._needed(gpu.NEEDED)
     assert {"blake3", "zstandard", "typer", "pytest", "aiohttp", "markdown-it-py"} <= needed
     assert not needed & {"torch", "transformers", "numpy", "tokenizers", "huggingface-hub", "fastapi"}
 
