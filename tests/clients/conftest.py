@@ -21,7 +21,7 @@ from serve.live import END
 from clients.table import ROOT, Client
 
 NEWEST = Path(os.environ.get("PIC_CLIENTS", ROOT / ".venv-clients")).absolute() / "bin" / "python"
-DOCUMENT = "The harbour was quiet. It holds a festival in the spring; nobody knows why, and few of them ask. " * 3
+DOCUMENT = "The harbour was quiet. It holds a festival in the spring; nobody knows why, and few of them ask. " * 12
 TEXT, THOUGHT, CALL = "Hello there, it is a harbour.", "Is it far?", {"at": "the harbour"}
 collect_ignore_glob = [] if NEWEST.exists() else ["features_test.py", "recipes_test.py"]
 REPLIES = {
