@@ -114,7 +114,8 @@ def test_files_that_are_none(texts: list[Path]) -> None:
     write("b.gguf", b"nothing")
     for name, message in (("a.gguf", "llama.cpp"), ("b.gguf", "not a GGUF file"), ("c.gguf", "no such GGUF file")):
         done = pic("link", "-m", name, *texts, "-q", QUESTION)
-        assert (done.code, done.err.count("\n")) == (1, 1) and message in done.err and name in done.err
+        assert (done.code, done.err.count("\n")) == (1, 1), done.err
+        assert message in done.err and name in done.err
 
 
 def test_the_doctor_proves_shift_removal_and_copy(tiny_gguf: Path) -> None:
