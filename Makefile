@@ -269,4 +269,4 @@ $(SITE)/.ready: constraints-site.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-vllm-0.33 $(LLAMACPP) $(CLIENTS) $(AIDER) $(OPEN_WEBUI) $(SITE) site $(NEWEST) $(OLDEST) .venv-clients-newest tests/*/node_modules $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels .evidence gpu-results
+	rm -rf $(VENV) .venv-vllm .venv-vllm-0.33 $(LLAMACPP) $(CLIENTS) $(AIDER) $(OPEN_WEBUI) $(SITE) site $(NEWEST) $(OLDEST) .venv-clients-newest tests/*/node_modules $(LOCKING) .pic .mypy_cache .ruff_cache .pytest_cache .hypothesis .hostile .fuzz-vllm .gpu-wheels real-results gpu-results
