@@ -255,7 +255,8 @@ def main() -> None:
     results: dict[str, Any] = {"commands": [], "results": []}
     if options.out is not None and options.out.exists():
         results = json.loads(options.out.read_text(encoding="utf-8"))
-    results["commands"] = sorted({*results["commands"], " ".join(["python -m benchmarks.wheel", *sys.argv[1:]])})
+    arguments = [Path(each).name if Path(each).is_absolute() else each for each in sys.argv[1:]]
+    results["commands"] = sorted({*results["commands"], " ".join(["python -m benchmarks.wheel", *arguments])})
     num_bad = 0
     with tempfile.TemporaryDirectory() as scratch:
         built = options.built or Path(scratch, "built")
